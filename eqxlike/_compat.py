@@ -106,7 +106,7 @@ def manual_axis_type(array: Any) -> Any:
 
 
 def vary(array: Any, axes: frozenset[Any]) -> Any:
-    """Casts an array so that for JAX it also varies along these axes of `jax.shard_map`."""
+    """Casts an array so that JAX treats it as varying along these axes of `jax.shard_map`."""
     missing = tuple(sorted(axes - varying_axes(array), key=str))
     return jax.lax.pcast(array, missing, to="varying") if missing else array
 

@@ -84,8 +84,8 @@ def take_abstract(cls: type) -> dict[str, Any] | None:
     """Records the abstract attributes of `cls`, and returns its other annotations.
 
     The result is `None` if no annotation in the body of `cls` is abstract. The records are the sets
-    `__abstractvars__` and `__abstractclassvars__`. They contain the abstract attributes of `cls`
-    and its base classes, except attributes that one of these classes overrides.
+    `__abstractvars__` and `__abstractclassvars__`. The sets contain the abstract attributes of
+    `cls` and its base classes, except attributes that one of these classes overrides.
     """
     annotations = inspect.get_annotations(cls)
     own = abstract_in(cls)
@@ -112,7 +112,7 @@ def abstract_names(cls: Any) -> frozenset[str]:
 
 
 def explain_abstract(cls: Any) -> str:
-    """The error message for instantiating an abstract class, if not only methods are abstract."""
+    """The error message for instantiating a class that is abstract not only because of methods."""
     names = {
         "attributes": vars(cls)[_VARS],
         "class attributes": vars(cls)[_CLASS_VARS],

@@ -65,8 +65,8 @@ def amend(cls: Any, name: str, value: Any) -> Any:
         # If this set is not empty, Python itself refuses to make instances.
         return value | abstract_names(cls)
     if name == "__dataclass_fields__":
-        # If the fields are set a second time, the first fields are kept: at that time, the
-        # arguments of `field` are not available.
+        # If the fields are set a second time, the first fields are kept, because the second fields
+        # lack the arguments of `field`.
         return {**value, **vars(cls).get(name, {})}
     return value
 

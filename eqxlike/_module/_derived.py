@@ -273,7 +273,7 @@ def _make_observed_class(cls: Any) -> type:
     }
     traits = cls._eqxlike_class.traits
     if traits.unfrozen is not None:
-        # This keeps a Module observed if the model freezes or unfreezes it during a call.
+        # If the model freezes or unfreezes a Module during a call, the Module stays observed.
         traits = dataclasses.replace(traits, unfrozen=_observed_class(traits.unfrozen))
     observed = derive(cls, body, traits)
     return observed

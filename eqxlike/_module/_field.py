@@ -139,7 +139,7 @@ def _find_array_or_opaque(
 def error_of_hash(value: Any) -> Exception | None:
     try:
         hash(value)
-    except Exception as error:  # A `__hash__` may raise anything.
+    except Exception as error:  # A `__hash__` may raise any exception.
         return error
     return None
 

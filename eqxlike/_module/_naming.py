@@ -132,8 +132,8 @@ def _parts_of(tree: Any) -> list[tuple[Any, Any]]:
 
     try:
         if not _is_module(tree):
-            # First look for Modules without making paths: most arguments that are not Modules
-            # contain no Module, and making paths doubles the time.
+            # First look for Modules without making paths, because making paths doubles the time.
+            # Most arguments that are not Modules contain no Module.
             jtu.tree_leaves(tree, is_leaf=is_inside)
             if not inside:
                 return []

@@ -1,8 +1,8 @@
 """The rules of strict classes, `class Model(eqxlike.Module, strict=True)`: abstract or final.
 
 A class is either abstract, so that it cannot be instantiated, or final, so that it cannot be
-subclassed. So a reader of a method knows that no subclass overrides it, and a reader of `__init__`
-knows that it sets all fields.
+subclassed. So a reader of a method knows that no subclass overrides the method, and a reader of
+`__init__` knows that `__init__` sets all fields.
 
 The pattern is described in https://docs.kidger.site/equinox/pattern/.
 """

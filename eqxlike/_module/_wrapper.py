@@ -1,8 +1,8 @@
 """The metadata of Modules that wrap a callable: `functools.update_wrapper` for Modules.
 
 Most wrappers read the metadata from the callable that their `__wrapped__` returns. But
-`module_update_wrapper` stores the metadata in the instance: in its `__dict__` under `METADATA_KEY`,
-and when the instance is flattened, in its static part.
+`module_update_wrapper` stores the metadata in the `__dict__` of the instance, under `METADATA_KEY`.
+When the instance is flattened, the metadata is in the static part.
 """
 
 import copy

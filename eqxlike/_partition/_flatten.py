@@ -110,7 +110,8 @@ def flatten(
                 cached = _unless_changed(get_cached(value)) if caches else None
                 if not checks and cached is not None and cached is not INITIALISING:
                     structure = cached.structure.interned
-                    # The interned Structure may hold equal objects, but an output keeps its own.
+                    # The interned Structure may hold equal objects, but an output keeps its own
+                    # objects.
                     if structure.is_exact or not is_output:
                         arrays += cached.arrays
                         structures.append(structure)
@@ -293,7 +294,7 @@ def _explain(
 
 
 def _open(value: Any) -> _Opened | None:
-    """Flattens `value` by one level; returns `None` for a leaf. `None` counts as a leaf."""
+    """Flattens `value` by one level; returns `None` if `value` is a leaf, such as `None`."""
     node_type = type(value)
     open_as = _OF_PYTHON.get(node_type)
     if open_as is not None:

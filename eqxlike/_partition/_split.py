@@ -15,8 +15,8 @@ from ._static_key import StaticKey, is_hashable
 class Rest:
     """A tree whose dynamic leaves were removed. `merge` puts new leaves in their place.
 
-    Two `Rest`s are equal if they may share a trace. This requires the same treedef and the same
-    static leaves, and the same leaves must have been removed.
+    Two `Rest`s are equal if they may share a trace. This requires the same treedef, the same static
+    leaves, and the same positions of the removed leaves.
 
     - `treedef`: the treedef of the whole tree.
     """
@@ -117,8 +117,8 @@ def is_same_static(first: Any, second: Any) -> bool:
     """
     if first is second:
         return True
-    # Both keys must be alive during the comparison, since a key keeps the objects alive whose `id`
-    # it contains.
+    # Both keys must be alive during the comparison. A key contains the `id`s of objects, and keeps
+    # these objects alive.
     keys = [StaticKey(each, by_identity=not is_hashable(each)) for each in (first, second)]
     return keys[0].key == keys[1].key
 

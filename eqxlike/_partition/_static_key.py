@@ -254,8 +254,8 @@ class StaticKey:
         if not is_array(value) and is_hashable(value):
             return self._of(value)
         base = next((base for base in _ELEMENTS if isinstance(value, base)), None)
-        # An unhashable container is compared by identity and by elements, since another container
-        # with the same elements may have different elements later.
+        # An unhashable container is compared by identity and by its elements. Identity is needed
+        # because another container with the same elements may have different elements later.
         identity = self._identity(value)
         if base is None:
             return identity
@@ -322,7 +322,7 @@ _snapshots: weakref.WeakValueDictionary[Any, Snapshot] = weakref.WeakValueDictio
 
 
 def snapshot_of(containers: Iterable[Container]) -> Snapshot | None:
-    """The snapshot of these containers; `None` without any container."""
+    """The snapshot of these containers; `None` if there are no containers."""
     unique = {(id(each[0]), type(each[1]), *map(id, each[2])): each for each in containers}
     # The snapshot keeps the objects alive, so that no other object gets their `id`.
     return _snapshots.setdefault((*unique,), Snapshot([*unique.values()])) if unique else None
@@ -373,7 +373,9 @@ _ELEMENTS: dict[type, Callable[[Any], Iterable[Any]]] = {
     bytearray: lambda b: (bytes(b),),
     array.array: lambda a: (a.typecode, a.tobytes()),
 }
-"""Functions that return the elements of unhashable containers of these types and subclasses."""
+"""For each type, a function that returns the elements of an unhashable container of this type or a
+subclass.
+"""
 
 _DISTINGUISHED_BY: dict[type, Callable[[Any], Hashable]] = {
     np.generic: lambda scalar: (str(scalar.dtype), _bits(scalar)),
@@ -382,7 +384,8 @@ _DISTINGUISHED_BY: dict[type, Callable[[Any], Hashable]] = {
     decimal.Decimal: decimal.Decimal.as_tuple,
     datetime.datetime: lambda time: (time.isoformat(), time.fold, _zone(time)),
     datetime.time: lambda time: (time.isoformat(), time.fold, _zone(time)),
-    # These three entries are for subclasses, whose `==` ignores their attributes.
+    # These three entries are for subclasses. The `==` that they inherit ignores the attributes of
+    # their instances.
     int: int.__index__,
     str: str.__str__,
     bytes: lambda text: bytes.__getitem__(text, slice(None)),
@@ -542,7 +545,7 @@ def write_static_guard(writer: Any, name: str, value: Any, *, of_node: bool) -> 
     - `of_node`: `True` if `value` is in the static part of a node, `False` if it is a static leaf.
       An unhashable static leaf is compared by identity. An unhashable static part of a node is
       compared by value. This guard does not check if the containers in `value` are unchanged; the
-      guard of the node does.
+      guard of the node does this.
     """
     cls = type(value)
     if value is None or value is True or value is False:
@@ -588,8 +591,8 @@ def _is_same_float(writer: Any, name: str, value: float) -> None:
 def _is_unchanged(writer: Any, name: str, value: Any) -> None:
     """Writes the guard of a `value` that may change in place.
 
-    The variable `name` must have the key that `value` had at the trace. If the variable is another
-    object than `value`, `value` must still have this key too, because the compiled function holds
+    The object in the variable `name` must have the key that `value` had at the trace. If this
+    object is not `value`, `value` must still have this key too, because the compiled function holds
     `value`.
     """
     same = writer.constant(value)
@@ -668,7 +671,7 @@ def _has_key(value: Any, of_node: bool) -> bool:
     """Whether a `StaticKey` can be made for `value`. If not, `value` is compared by identity."""
     try:
         StaticKey(value, of_node=of_node)
-    except Exception:  # A `__hash__` may raise anything.
+    except Exception:  # A `__hash__` may raise any exception.
         return False
     return True
 

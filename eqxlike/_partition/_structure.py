@@ -136,8 +136,9 @@ class Structure:
 
         **Arguments:**
 
-        - `cache`: if `True`, the outermost Modules that it builds cache their partition, and stay
-          lazy if they can. Then the arrays must be concrete, since a tracer must not be cached.
+        - `cache`: if `True`, the outermost Modules that the function builds cache their partition,
+          and stay lazy if they can. Then the arrays must be concrete, since a tracer must not be
+          cached.
         """
         rebuild = self.generated.get(cache)
         if rebuild is None:
@@ -255,8 +256,8 @@ class ForeignMeta:
 class ModuleNode(Structure):
     """A Module. Its `meta` holds the values of its static fields.
 
-    - `is_incomplete`: `True` if the Module lacks fields, because its `__init__` is running, or has
-      metadata. Then `meta` holds more than these values.
+    - `is_incomplete`: `True` if the Module lacks fields, because its `__init__` is running, or if
+      the Module has metadata. Then `meta` holds more than these values.
     """
 
     __slots__ = ("is_cacheable_module", "is_incomplete")
@@ -300,7 +301,7 @@ class ModuleNode(Structure):
         return partition
 
     def _make_take(self) -> Callable[[Any], tuple[Any, ...] | None]:
-        """Makes a function that returns the arrays of a Module; `None` if its Structure differs."""
+        """Makes a function that returns a Module's arrays, or `None` if its Structure differs."""
         writer = writers.GuardWriter(None, None, None, reads_fields=True)
         writer.write(self, "module")
         lines = [*writer.function("take(module)"), f"    return {tuple_of(writer.arrays)}"]
@@ -404,7 +405,7 @@ Intern = Callable[[*Parts], Structure]
 
 
 def make_private(*parts: *Parts) -> Structure:
-    """A new Structure that holds these objects themselves, not equal objects.
+    """A new Structure that holds these objects, not the equal objects of an interned Structure.
 
     If the new Structure is exact, the interned Structure is returned instead.
     """

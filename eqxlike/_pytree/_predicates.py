@@ -60,7 +60,7 @@ def is_inexact_array(element: Any) -> bool:
 
 
 def _has_jax_array(element: Any) -> bool:
-    # A tracer has the attribute too, as `None`.
+    # A tracer has the attribute `__jax_array__` too, with the value `None`.
     return getattr(element, "__jax_array__", None) is not None
 
 
@@ -75,7 +75,7 @@ def is_inexact_array_like(element: Any) -> bool:
     return is_inexact_array(element) or isinstance(element, float | complex)
 
 
-# --- Frozen arrays are not trained: filters and gradients see each one inside a node ---
+# --- Frozen arrays, which are not trained: filters and gradients see each inside a `Frozen` ---
 
 
 class Frozen:

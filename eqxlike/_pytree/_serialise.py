@@ -26,8 +26,9 @@ from ._difference import map_prefix
 # format, so eqxlike can read Equinox's files and Equinox can read ours.
 #
 # Some dtypes, such as int4, are registered with NumPy by another package. For such a dtype, NumPy
-# writes only the number of bytes. If the number is two, the dtype is bfloat16. For all other such
-# dtypes, we write an array with one field. The name of the field is the name of the dtype.
+# writes only the number of bytes. If the number is two, the reader assumes bfloat16. For all other
+# such dtypes, the writer writes an array with one field. The name of the field is the name of the
+# dtype.
 
 
 class Writable(Protocol):

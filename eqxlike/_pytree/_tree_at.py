@@ -98,7 +98,7 @@ def tree_at(
             raise _not_one_node(tree, chosen, node, occurrences[id(node)])
 
     old = [jtu.tree_map(_value, node, is_leaf=is_leaf_or_empty) for node in nodes]
-    # `where` is called a second time on this copy, so that it cannot change the user's tree.
+    # `where` is called a second time on this copy, so that `where` cannot change the user's tree.
     copy = treedef.unflatten([leaf for _, leaf in paths_and_leaves])
     _check_independent(where, copy, old, is_single)
 

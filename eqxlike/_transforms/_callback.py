@@ -78,8 +78,8 @@ def filter_pure_callback(
             )
         vmap_method = "legacy_vectorized" if vectorized else "sequential"
     arrays, call_rest = split((args, kwargs))
-    # `jax.vmap` adds axes to operands. So an array that the callback holds becomes an operand only
-    # if the array is a tracer.
+    # `jax.vmap` may add axes to all operands. The callback must see its own arrays without such
+    # axes. So only its tracers become operands.
     traced, callback_rest = split(callback, lambda leaf: isinstance(leaf, Tracer))
     operands = [without_key_dtype(array) for array in (*traced, *arrays)]
     ranks = [operand.ndim for operand in operands]

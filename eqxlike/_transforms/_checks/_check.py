@@ -40,7 +40,7 @@ _has_any_been_traced = False
 
 
 def note_check() -> None:
-    """Records that the program that this thread traces contains a check."""
+    """Records that this thread's current trace contains a check."""
     global _has_any_been_traced
     _has_any_been_traced = True
     _traced.num_checks += 1

@@ -91,7 +91,7 @@ for _name in CALLBACK_LOGGERS:
     logging.getLogger(_name).addFilter(_is_news)
 
 
-# --- The text of a failed check ---
+# --- The error message of a failed check ---
 
 
 _MAX_INDICES = 8

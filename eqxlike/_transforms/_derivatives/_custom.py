@@ -162,7 +162,7 @@ class filter_custom_jvp(CustomFunction):
 
 @dataclasses.dataclass
 class _FlatJvp:
-    """One call: the function and its derivative as functions of arrays only."""
+    """One call. The methods are the function and its derivative, as functions of arrays only."""
 
     function: Callable[..., Any]
     rule: _Rule
@@ -365,7 +365,7 @@ class _Residuals(Module):
 
 @dataclasses.dataclass
 class _FlatVjp:
-    """One call: the function and its derivative as functions of arrays only."""
+    """One call. The methods are the function and its derivative, as functions of arrays only."""
 
     function: Callable[..., Any]
     user_forward: _Forward

@@ -400,8 +400,9 @@ _HINTS = (
     ),
     (
         r"Transpose rule .* for '(?P<operation>.*)' not implemented",
-        "The operation `{operation}` has no reverse mode in JAX: use `ad.Forward()`. If it is in "
-        "the backward rule of a `jax.custom_vjp`, it is not linear there: use only `ad.Reverse()`.",
+        "The operation `{operation}` has no reverse mode in JAX: use `ad.Forward()`. If the "
+        "operation is in the backward rule of a `jax.custom_vjp`, the rule is not linear: use only "
+        "`ad.Reverse()`.",
     ),
     (
         r"vmapped value on an unbatched array reference",

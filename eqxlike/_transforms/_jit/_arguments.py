@@ -64,7 +64,7 @@ class _Placeholder(str):
 
 
 def _is_constant(default: Any) -> bool:
-    """Whether passing this default has the same effect as omitting it. False for arrays."""
+    """Whether passing this default is the same as omitting the argument. `False` for arrays."""
     if type(default) is tuple:
         return all(map(_is_constant, default))
     return type(default) in ATOMS
@@ -193,7 +193,7 @@ class ArgumentOrder:
         return ""
 
     def places(self, name: str, names: tuple[str, ...], num_args: int) -> tuple[int, ...]:
-        """The indices, in an ordered call, of the arguments of the parameter `name`.
+        """The indices of the arguments of the parameter `name` in an ordered call.
 
         **Arguments:**
 
@@ -312,7 +312,7 @@ def check_donate(donate: Donate | Iterable[str], order: ArgumentOrder) -> Donate
 def donated_places(
     donate: Donate, order: ArgumentOrder, num_bound: int, names: tuple[str, ...], num_args: int
 ) -> tuple[int, ...]:
-    """The indices, in an ordered call, of the arguments whose arrays are donated.
+    """The indices of the donated arguments in an ordered call.
 
     **Arguments:**
 

@@ -107,8 +107,8 @@ def describe(unbound: Unbound) -> Description:
     if not (bound and isinstance(bound[0], Wrapper) and function is type(bound[0]).__call__):
         anchor = type(bound[0]) if function is call_it else function
         name = getattr(anchor, "__name__", type(anchor).__name__)
-        # The path does not contain the anchor. A cache that lives with the anchor may contain the
-        # path, and must not refer to the anchor.
+        # The path must not contain the anchor: a cache that lives with the anchor may contain the
+        # path, and must not keep the anchor alive.
         path = ((function is call_it, *counts),)
         return Description(anchor, name, signature_of(function), path)
     inner = unbind(bound[0].__wrapped__)

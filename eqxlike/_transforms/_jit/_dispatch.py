@@ -178,9 +178,9 @@ class Dispatcher:
         """The table of compiled functions for arguments with these Structures.
 
         A key of a table holds the static leaves of the arguments. If one of these leaves is a
-        short-lived function, the table is in the `__dict__` of this function, so that both are
-        freed together. An entry in `_lasting` would keep the function alive until thousands of
-        newer entries replace it.
+        short-lived function, the table is in the `__dict__` of this function, so that Python frees
+        the table with the function. An entry in `_lasting` would keep the function alive until
+        thousands of newer entries replace it.
         """
         closure = next((each.anchor for each in structures if each.anchor is not None), None)
         if closure is None:
@@ -450,8 +450,8 @@ class CompiledFunction:
             if program.output is None:
                 program.output = structure
         # Return a plain tuple, or a single array, if the output has the same Structure as in the
-        # first trace. JAX builds a tuple or an array without running Python code. For a registered
-        # node it must run Python code.
+        # first trace. JAX builds a tuple or an array without running Python code. To build a
+        # registered node, JAX must run Python code.
         if structure is not program.output or holds_check:
             return _TracedOutput((structure, holds_check), tuple(arrays))
         return arrays[0] if structure is ARRAY else tuple(arrays)

@@ -1,7 +1,7 @@
 """Measures the time of each call of a `filter_jit` function.
 
-In the context of `timing_calls`, `JitFunction.__call__` and the jitted function of each fast path
-are replaced by functions that measure time. Other calls have no overhead.
+Inside the context of `timing_calls`, `JitFunction.__call__` and the jitted function of each fast
+path are replaced by functions that measure time. Other calls have no overhead.
 """
 
 import contextlib
@@ -134,7 +134,8 @@ class _Clocks:
     def put_into(self, dispatcher: Dispatcher) -> None:
         """Puts clocks into the fast paths of a function.
 
-        A call in another thread may end after the context has ended. Then this does nothing.
+        If the context has already ended, because the call is in another thread, this method does
+        nothing.
         """
         with self._lock:
             for compiled in () if self._is_over else dispatcher.compiled_functions():

@@ -250,7 +250,7 @@ class History:
     - `code`: the code object of the function, if it is written in Python.
     - `policy`: the reaction to a retrace.
     - `definition`: a value that is equal for functions that are wrapped in the same way. The
-      attribute `definition` combines it with `code`.
+      attribute `definition` combines this value with `code`.
 
     The attribute `serial` is a number that identifies the function together with its options.
     """
@@ -278,7 +278,7 @@ class History:
         with self._lock:
             found = tuple(self._kept)
         for trace in found:
-            _ = trace.known  # Describe the arguments now, because a user gets only text.
+            _ = trace.known  # Describe the arguments now: a user gets only text.
         return found
 
     def begin(self, known: Arguments | Callable[[], Arguments], owner: int) -> Trace:
@@ -365,8 +365,8 @@ def _distance(differences: Iterable[TraceDifference], before: Trace, after: Trac
 def traces_compared_with(trace: Trace, earlier: Sequence[Trace], *, number: int) -> Trace:
     """A copy of `trace` with another number, compared with the traces of other functions.
 
-    `earlier` are traces of functions defined at the same lines. If `earlier` is empty, the
-    difference is the function itself.
+    `earlier` are traces of functions defined at the same lines. If `earlier` is empty, the only
+    difference is that this is another function.
     """
     again = dataclasses.replace(trace, number=number, compared_with=number - 1)
     if earlier:

@@ -13,12 +13,12 @@ from ...._partition import PLAIN_TYPES, Node, StaticKey, identity_of
 from ...._pytree import elements, is_array
 
 _MAX_ELEMENTS = 64
-"""The elements of a static container with more elements are not described. Each level of nesting
+"""If a static container has more elements than this, they are not described. Each level of nesting
 divides this limit by four.
 """
 
 _MAX_DEPTH = 3
-"""Elements of a static container are not described if it is nested this deeply."""
+"""At this depth of nesting, the elements of a static container are not described."""
 
 
 def describe_static(
@@ -58,7 +58,7 @@ def describe_static(
     elif static is None or static.held:
         advice = "object"
     names, parts = (), ()
-    with contextlib.suppress(Exception):  # Attributes may run any code.
+    with contextlib.suppress(Exception):  # Reading an attribute may run any code.
         found = elements(value)
         if depth < _MAX_DEPTH and len(found[1]) <= _MAX_ELEMENTS >> 2 * depth:
             names, parts = found
