@@ -173,7 +173,7 @@ Rule = Callable[..., Any]
 
 
 def create_vprim(
-    name: str, impl: Rule, abstract_eval: Rule, jvp: Rule, transpose: Rule
+    name: str, impl: Rule, abstract_eval: Rule, jvp: Rule | None, transpose: Rule | None
 ) -> Primitive:
     """Creates a primitive whose batching rule applies `jax.vmap` to its other rules.
 
@@ -185,6 +185,8 @@ def create_vprim(
     - `abstract_eval`: a function that takes `jax.core.ShapedArray`s and returns a list of them.
     - `jvp`: a rule for `jax.interpreters.ad.primitive_jvps`.
     - `transpose`: a rule for `jax.interpreters.ad.primitive_transposes`.
+
+    `jvp` and `transpose` may be `None`. The primitive then has no such derivative.
 
     All rules receive the parameters of the primitive as keyword arguments. `filter_primitive_def`,
     `filter_primitive_jvp` and `filter_primitive_transpose` make rules from functions of pytrees.
@@ -198,8 +200,11 @@ def create_vprim(
     ad.primitive_transposes[primitive] = transpose
 
     def rules(**params: Any) -> _Rules:
-        every = (impl, abstract_eval, jvp, transpose)
+        every = (impl, abstract_eval, jvp or missing, transpose or missing)
         return _Rules(*(functools.partial(rule, **params) for rule in every))
+
+    def missing(*_: Any, **params: Any) -> Any:
+        raise NotImplementedError(f"The primitive {name!r} has no rule for this derivative.")
 
     set_batching_rule(primitive, functools.partial(_batch, rules))
     return primitive

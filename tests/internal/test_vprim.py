@@ -194,3 +194,11 @@ def test_zeros_match_equinox():
             )
             assert shown(ours) == shown(theirs)
         assert internal.materialise_zeros(A, B, allow_struct) is B
+
+
+def test_primitive_without_derivatives_is_mapped():
+    _, double = make_primitive("double", lambda x: 2 * x, lambda x: x)
+    doubled = jax.vmap(double)(AS)
+    assert jnp.array_equal(doubled, 2 * AS)
+    with pytest.raises(NotImplementedError, match="'double' has no rule for this derivative"):
+        jax.grad(lambda x: jax.vmap(double)(x).sum())(AS)
