@@ -29,8 +29,9 @@ except ImportError:
         """Does nothing: this version of JAX has no such function."""
 
 
-# jax 0.10.2 to 0.12.0.1: if a callback raises an error, JAX writes its traceback to these loggers.
-# If a version of JAX uses other loggers, a failed `error_if` is not only raised, but also logged.
+# jax 0.10.2 to 0.12.0.1: if a callback raises an error, JAX writes the traceback of the error to
+# these loggers. If a version of JAX uses other loggers, a failed `error_if` is not only raised, but
+# also logged.
 CALLBACK_LOGGERS = ("jax._src.callback", "jax._src.debugging")
 
 # jax 0.10.2: after a compiled program has failed, each call of `jax.effects_barrier` raises the

@@ -174,7 +174,7 @@ def explain_signature(
     ]
     shown = str(inspect.Signature(parameters)).replace("=Ellipsis", "=...")
     text = f"Write `{name}{shown}`."
-    # `learning_rate` is found by `lr` too.
+    # The initials of a name, such as `lr` for `learning_rate`, also suggest the name.
     names = {"".join(re.findall("(?:^|_)(.)", each)): each for each in signature.parameters}
     names |= {each: each for each in signature.parameters}
     for unknown in [each for each in kwargs if each not in signature.parameters]:

@@ -64,7 +64,7 @@ _TRUSTED_PACKAGES = frozenset(
 """Hashable values of classes from these packages never change."""
 
 ATOMS = _BY_VALUE | {float, complex, types.FunctionType, PjitFunction}
-"""Every instance of these types is immutable. In a pytree, it is a leaf or `None`."""
+"""Every instance of these types is immutable. In a pytree, an instance is a leaf or `None`."""
 
 
 PLAIN_TYPES = frozenset({type(None), bool, int, str, bytes, float})

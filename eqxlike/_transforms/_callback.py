@@ -26,7 +26,7 @@ def filter_pure_callback(
     vectorized: bool | None = None,
     **kwargs: Any,
 ) -> PyTree:
-    """Calls a Python function of any arguments from compiled code, as `jax.pure_callback` does.
+    """Calls a Python function from compiled code. This is `jax.pure_callback` for any arguments.
 
     **Arguments:**
 

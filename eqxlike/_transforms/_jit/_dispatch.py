@@ -178,8 +178,8 @@ class Dispatcher:
         """The table of compiled functions for arguments with these Structures.
 
         A key of a table holds the static leaves of the arguments. If one of these leaves is a
-        short-lived function, the table is in the `__dict__` of this function, so that Python frees
-        the table with the function. An entry in `_lasting` would keep the function alive until
+        short-lived function, the table is in the `__dict__` of this function. So Python frees the
+        table with the function. An entry in `_lasting` would keep the function alive until
         thousands of newer entries replace it.
         """
         closure = next((each.anchor for each in structures if each.anchor is not None), None)
