@@ -110,7 +110,7 @@ def test_a_step_that_is_not_compiled_gets_batches_unchanged(run):
     assert seen == batches
 
 
-def test_repeat_needs_batches_that_can_be_iterated_again(run):
+def test_repeat_needs_batches_that_can_be_iterated_again():
     assert list(itertools.islice(train.repeat(lambda: iter("ab")), 5)) == list("ababa")
     with pytest.raises(TypeError, match="list_iterator can be used only once"):
         train.repeat(iter([1]))

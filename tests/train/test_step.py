@@ -372,7 +372,7 @@ def test_an_update_that_the_optimiser_skips_keeps_the_model_state(
     assert state.model_state.get(state.model[1].batch_counter) == 1
 
 
-def test_debug_nans_works_with_donated_arrays(layer, batch, capsys):
+def test_debug_nans_works_with_donated_arrays(layer, batch):
     """By a step, and by `fit`, which were compiled before the search."""
     steps = [make_step(squared_error, SGD, check_finite=check) for check in (True, False)]
     bad = (np.full((8, 3), np.nan, np.float32), batch[1])
