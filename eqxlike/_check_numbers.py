@@ -72,9 +72,7 @@ def positive_number(value: Any, name: str) -> float:
 
 
 def hint_to_call(value: Any) -> str:
-    """The end of an error message: a hint to call `value` if it is a class or function, else
-    `""`.
-    """
+    """The end of an error message: a hint to call a class or function; otherwise `""`."""
     is_uncalled = isinstance(value, type) or inspect.isroutine(value)
     return f": call it, `{value.__name__}(...)`" if is_uncalled else ""
 

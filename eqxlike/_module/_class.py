@@ -115,6 +115,7 @@ class StoredFunction:
 
 
 # Module classes that are pickled by value, as cloudpickle does for classes of `__main__`.
+#
 # Unpickling first makes an empty class with the same name and bases, and then sets its attributes.
 # The empty class has no fields, but the metaclass has already generated code for this class and
 # registered the code with JAX. So the record of a class is pickled as a `CarriedClass`. When
