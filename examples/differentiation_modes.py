@@ -7,8 +7,8 @@ recomputes the steps, and needs a fraction of the memory. A loop that runs until
 reverse mode in JAX at all.
 
 For each function, `ad.compare` reports which modes are correct, what they cost, and the fastest
-correct mode. Then reverse mode trains a network that contains that loop as a layer, and
-differentiates the layer by its own mode.
+correct mode. Then reverse mode trains a network that contains the loop until convergence as a
+layer. The layer is differentiated by its own mode.
 """
 
 import argparse

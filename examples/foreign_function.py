@@ -316,7 +316,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if jax.default_backend() != "cpu":
         print("The kernel is for the CPU: set JAX_PLATFORMS=cpu", file=sys.stderr)
         return 2
-    # On some systems a loaded library keeps its file.
+    # Some systems cannot delete the file of a loaded library, so ignore errors.
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         functions, left_out = ways(pathlib.Path(folder))
         differences = errors(functions)

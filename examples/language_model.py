@@ -124,7 +124,7 @@ def counted(length: int, learned: np.ndarray, text: np.ndarray, size: int) -> np
 
 
 def chances(length: int, learned: np.ndarray, text: np.ndarray, size: int) -> np.ndarray:
-    """The probability of each character of `text` by a table of `length` characters.
+    """The probability of each character of `text` in a table of sequences of `length` characters.
 
     The table of `length - 1` characters smooths the table of `length` characters. The table of 0
     characters is the uniform distribution.

@@ -113,7 +113,7 @@ WITHOUT_GRADIENT = {"while_loop"}
 
 
 def loop(name: str, turns: int) -> Loop:
-    """The loop of that name, as a new function of `weight` and `x` that is not compiled yet."""
+    """The loop called `name`, as a new function of `weight` and `x` that is not compiled yet."""
     return functools.partial(LOOPS[name], turns)
 
 

@@ -1,10 +1,10 @@
 """A neural ODE: a network is the right-hand side of an equation that Diffrax solves.
 
 A damped pendulum is released at 64 angles, and observed at 40 times within four seconds, with
-noise. Through the steps of the solver, a network learns its law of motion, from angle and speed to
-their derivatives. The test uses new angles over eight seconds, twice as long as in training. The
-baseline is the best linear law, learned in the same way. A pendulum that swings high does not obey
-a linear law.
+noise. A network learns the pendulum's law of motion, which maps angle and speed to their
+derivatives. Training differentiates through the steps of the solver. The test uses new angles over
+eight seconds, twice as long as in training. The baseline is the best linear law, learned in the
+same way. A pendulum that swings high does not obey a linear law.
 
 Diffrax is built on Equinox and runs on eqxlike unchanged, if `install_as_equinox` is called before
 Diffrax is imported. `pip install diffrax`.

@@ -99,7 +99,7 @@ def many_a_call(model: Any, chunks: Sequence[Batch]) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """A loop, its arguments, what `profile` reported of its function, and the final network."""
+    """A loop, its arguments, the times that `profile` reported, and the final network."""
 
     name: str
     loop: Callable[..., Any]
@@ -200,7 +200,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(f"  With batches on the device: {refused(model, placed) or 'nothing'}.")
     runs.append(run("batches on the device", with_a_count, model, placed))
 
-    print("\n3. Is it the work or the call that takes the time? profile says:")
+    print("\n3. Does the computation or the call take the time? profile says:")
     doubled = jax.tree.map(lambda x: jnp.concatenate([x, x]), placed[0])
     once, twice = in_turns(
         [
@@ -208,8 +208,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             for batch in (placed[0], doubled)
         ]
     )
-    print(f"  A step takes {once:.0f} us, on twice the examples {twice:.0f} us: ", end="")
-    print("the work is little of it." if twice < 1.5 * once else "the work is much of it.")
+    print(f"  A step takes {once:.0f} us, or {twice:.0f} us on twice the examples: ", end="")
+    print("mostly the call." if twice < 1.5 * once else "mostly the computation.")
     chunks = [
         jax.device_put(jax.tree.map(lambda *each: np.stack(each), *batches[start : start + chunk]))
         for start in range(0, steps, chunk)

@@ -62,8 +62,8 @@ def compare(
     absolute difference from the reference, divided by the largest derivative of the reference in
     this leaf. But the divisor is at least `sqrt(eps)` times the largest derivative of all leaves,
     because terms that cancel leave rounding errors of this size. A gradient is not `"wrong"` if the
-    uncertainty of the reference is as large as the difference. For example, finite differences are
-    invalid at a kink, and imprecise if the function rounds to float32.
+    uncertainty of the reference is as large as the difference. For example, a reference by finite
+    differences is invalid at a kink, and imprecise if the function rounds to float32.
 
     **Arguments:**
 

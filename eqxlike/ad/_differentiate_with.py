@@ -45,9 +45,9 @@ def differentiate_with(function: Callable[Params, Output], mode: Mode) -> Callab
     """Wraps a function or Module so that it is always differentiated with `mode`.
 
     Callers may use any mode. If a caller uses reverse mode, `mode` computes the vector-Jacobian
-    products of the function. If a caller uses forward mode, `mode` computes its Jacobian-vector
-    products. For example, one layer of a model can recompute its intermediate values, or contain a
-    callback that JAX cannot differentiate.
+    products of the function. If a caller uses forward mode, `mode` computes the Jacobian-vector
+    products of the function. For example, one layer of a model can recompute its intermediate
+    values, or contain a callback that JAX cannot differentiate.
 
     **Arguments:**
 

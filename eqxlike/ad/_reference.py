@@ -162,7 +162,8 @@ class Reference:
             shifted = [each + side * step * np.maximum(1, np.abs(each)) for each in arrays]
             others = self._differences(mode, shifted)
             for total, each in zip(uncertainties, others, strict=True):
-                # Rounding errors are random: any derivative may have an error like the median one.
+                # Rounding errors are random, so each derivative may have an error as large as the
+                # median error.
                 total += 3 * (each + np.median(each)) if each.size else 0
         return uncertainties
 

@@ -154,7 +154,7 @@ def _choose(is_used: jax.Array, array: jax.Array) -> jax.Array:
 
 
 def _apply_to_both(arrays: Any, others: Any, *, leaf: _Leaf) -> tuple[Any, Any]:
-    """The rule for forward mode and for `jax.vmap`. Tangents and axes are unchanged."""
+    """The rule for forward mode and for `jax.vmap`. Returns tangents or batch axes unchanged."""
     return _watch_p.bind(*arrays, leaf=leaf), *others
 
 

@@ -75,7 +75,7 @@ class NonFinite:
       comes first.
     - `inputs`: the input values of the operation.
     - `outputs`: the non-finite output values of the operation.
-    - `reaches`: the path of the first part of the result that is not finite.
+    - `reaches`: the path of the first non-finite array in the result.
     - `then`: if the value is an infinity, and another operation made a NaN from it, the `NonFinite`
       of that other operation. Otherwise `None`.
     - `came_with`: if the operation made a NaN from an infinite argument, the path of the argument.

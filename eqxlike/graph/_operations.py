@@ -260,7 +260,8 @@ class _Flattener:
         if name == "cond":
             return self._cond(params, inputs, here)
         if name == "shard_map":
-            # Each device runs the program on its shard.
+            # Each device runs the program on its shard, so multiply `times` by the number of
+            # devices.
             sizes, axes = params["mesh"].shape, params["newly_manual_axes"]
             times = here.times * math.prod(sizes[axis] for axis in axes)
             here = dataclasses.replace(here, times=times)

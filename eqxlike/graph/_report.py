@@ -171,7 +171,8 @@ class Constant:
 class Effect:
     """A callback to the host, or a copy between devices.
 
-    - `kind`: name of the JAX primitive, such as `pure_callback`; `error_if` binds `check`.
+    - `kind`: name of the JAX primitive, such as `pure_callback`. The primitive of `error_if` is
+      `check`.
     - `times`: number of executions.
     - `source`: the source line that created the callback or the copy.
     """

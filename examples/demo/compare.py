@@ -99,10 +99,11 @@ Call = Callable[[], jax.Array]
 
 
 def measure_calls(data: Data, training: Training, settings: Settings) -> dict[str, Any]:
-    """Measures a training step, and a prediction for `PREDICTED` test examples.
+    """Measures a training step and a prediction, each called in three ways.
 
-    All three ways run the same operations. The ways take turns, and each turn gives one ratio to
-    `jax.jit` on the module, so that other load on the machine cancels.
+    The prediction is for `PREDICTED` test examples. The three ways run the same operations. They
+    take turns, and each turn gives one ratio to `jax.jit` on the module, so that other load on the
+    machine cancels.
 
     **Arguments:**
 
@@ -115,7 +116,8 @@ def measure_calls(data: Data, training: Training, settings: Settings) -> dict[st
     batch = jax.tree.map(lambda each: jnp.asarray(each[: settings.batch_size]), data.train)
     x, key = jnp.asarray(data.test.x[:PREDICTED]), jax.random.key(0)
     network, samples = training.result.state.model.network, settings.num_samples
-    # Both functions are wrapped by `filter_jit`. The other columns call the wrapped functions.
+    # Both functions are wrapped by `filter_jit`. The other two ways call the functions inside the
+    # wrappers.
     rows = {
         "training step": _ways(training.step, training.result.state, batch, is_step=True),
         "prediction": _ways(network_outputs, network, x, key, options=(samples,)),

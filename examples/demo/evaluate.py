@@ -65,8 +65,8 @@ def evaluate_regression(
 
     - `data`: the data set whose test part is predicted.
     - `means`: the means of the Gaussians, for the standardised target.
-    - `noise`: the standard deviations of the Gaussians, for the standardised target: one for all,
-      or one for each.
+    - `noise`: the standard deviations of the Gaussians, for the standardised target: one number for
+      all Gaussians, or one for each Gaussian.
 
     **Returns:** `rmse` in units of the target; `nll` in nats per example, of the density in these
     units; `coverage` of the intervals of probability `LEVEL`, and their mean `width`; `noise`.

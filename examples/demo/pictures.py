@@ -89,7 +89,7 @@ def _draw_intervals(results: Mapping[str, Any]) -> Figure | None:
 
 
 def _draw_reliability(results: Mapping[str, Any]) -> Figure | None:
-    """Accuracy over confidence, above the number of predictions; one panel per model."""
+    """Plots accuracy against confidence, and below it the number of predictions, for each model."""
     digits = results.get("digits", {"metrics": {}})
     if not digits["metrics"]:
         return None
@@ -128,7 +128,7 @@ def _draw_reliability(results: Mapping[str, Any]) -> Figure | None:
 
 
 def _around(fraction: np.ndarray, count: np.ndarray) -> np.ndarray:
-    """Distances to the ends of the 90% interval of a fraction of `count` (Wilson, 1927)."""
+    """Distances from a fraction of `count` to the ends of its 90% interval (Wilson, 1927)."""
     z, count = 1.645, np.maximum(count, 1)
     middle = (fraction + z**2 / (2 * count)) / (1 + z**2 / count)
     spread = np.sqrt(fraction * (1 - fraction) / count + z**2 / (4 * count**2))

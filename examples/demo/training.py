@@ -177,7 +177,8 @@ def settings_for(name: Name, *, steps: int | None, is_quick: bool) -> Settings:
     """
     changed = {}
     if is_quick:
-        # The table takes as long to compile as everything else, so only one data set has it.
+        # The dispatch table takes as long to compile as everything else, so only one data set has a
+        # dispatch table.
         changed = {"steps": QUICK_STEPS, "rounds": 5 if name == "diabetes" else 0}
     if steps is not None:
         changed["steps"] = steps

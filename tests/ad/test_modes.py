@@ -205,7 +205,9 @@ def test_writes_to_a_reference_are_refused_where_they_would_happen_again(mode):
         count[...] += 1.0
         return jnp.sum(x**2)
 
-    with pytest.raises(ValueError, match="this mode evaluates it once for each direction"):
+    with pytest.raises(
+        ValueError, match="this mode evaluates the function once for each direction"
+    ):
         jax.jit(eqx.filter_grad(counted, mode=mode))(X)
 
 

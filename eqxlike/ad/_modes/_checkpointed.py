@@ -194,8 +194,8 @@ class _Program:
         """The indices of the steps at which a new segment starts."""
         made = [sum(self.sizes[name] for name in step.outputs) for step in self.steps]
         total = sum(made)
-        # `kept[i]`: the bytes that a cut before step `i` saves, in values that are made before the
-        # cut and used after it.
+        # `kept[i]`: the bytes to store for a cut before step `i`, that is, the size of all values
+        # that are computed before the cut and used after the cut.
         kept, alive, dying = [], 0, [0] * (len(self.steps) + 2)
         for number, step in enumerate(self.steps):
             alive -= dying[number]

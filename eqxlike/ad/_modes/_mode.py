@@ -187,7 +187,7 @@ def differentiated_by(mode: Mode, function: OfList, name: str | None) -> OfList:
 
     - `function`: takes a list of arrays and returns a list of arrays. It must not close over a
       tracer.
-    - `name`: the name of the function in error messages. `None` if a caller adds it.
+    - `name`: the name of the function in error messages. `None` if a caller adds the name.
     """
 
     @jax.custom_jvp

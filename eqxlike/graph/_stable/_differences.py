@@ -45,7 +45,7 @@ from ._rewrite import Rewrite
 
 
 def difference_from_one(step: Step) -> Rewrite | None:
-    """Matches one minus exp, sigmoid, tanh, tanh², erf, a normal cdf, cos or sqrt."""
+    """Matches 1 - f(x), where f is exp, sigmoid, tanh, tanh², erf, a normal cdf, cos or sqrt."""
     total, shape = terms_of(step.output), step.output.shape
     if len(total.parts) != 1 or not total.constant:
         return None

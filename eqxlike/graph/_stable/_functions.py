@@ -53,7 +53,10 @@ def summed_squares_of(total: Value) -> Value | None:
 
 
 def applied(function: Callable[..., Any], *inputs: Value | Rewrite) -> Rewrite:
-    """A rewrite that calls `function`, where each input is replaced by its array or result."""
+    """A rewrite that calls `function` with the array of each value and the result of each rewrite.
+
+    `inputs` are these values and rewrites.
+    """
     counts = [1 if isinstance(each, Value) else len(each.operands) for each in inputs]
 
     def build(*arrays: Array) -> Any:

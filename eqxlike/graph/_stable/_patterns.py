@@ -52,7 +52,7 @@ class Found(NamedTuple):
 
 
 def match(formula: Formula, value: Value | Parts) -> Found | None:
-    """Matches a multiple of a formula. The value to match may be given as a sum (`Parts`)."""
+    """Matches a multiple of a formula. The value to match may also be a sum (`Parts`)."""
     pattern, names = _traced(formula)
     if pattern.step.kind in SPELLINGS:
         return spelled(pattern.step.kind, value)
