@@ -9,8 +9,8 @@ headers that come with JAX, and calls it
   ctypes and by cffi.
 
 All ways have a gradient, by `jax.custom_vjp`, and a batching rule, by `vmap_method`. The table
-compares the cost of a call, measured interleaved, with the same formula in `jax.numpy`, which XLA
-fuses. A line names each package that is not installed and is left out.
+compares the cost of a call with the cost of the same formula in `jax.numpy`, which XLA fuses. All
+calls are measured interleaved. A line names each package that is not installed and is left out.
 """
 
 import argparse
@@ -128,7 +128,9 @@ def differentiable(forward: Function, gradient: Function) -> Function:
 
 
 def by_ffi(library: pathlib.Path) -> Function:
-    """The kernels as operations of the program. The kernels process a batch in one call."""
+    """Makes the kernels operations of the compiled program. The kernels process a batch in one
+    call.
+    """
     symbols = ctypes.cdll.LoadLibrary(str(library))
     for name in ("SiluHandler", "SiluGradientHandler"):
         jax.ffi.register_ffi_target(
@@ -147,7 +149,7 @@ def by_ffi(library: pathlib.Path) -> Function:
 
 
 def by_callback(forward: Function, gradient: Function) -> Function:
-    """Functions of NumPy arrays, called through Python."""
+    """Makes a function that calls functions of NumPy arrays through Python."""
 
     def call(function: Function, x: jax.Array, *others: jax.Array) -> Any:
         result = jax.ShapeDtypeStruct(x.shape, x.dtype)
@@ -278,7 +280,7 @@ JOBS = (
 
 
 def errors(functions: dict[str, Function]) -> dict[str, float]:
-    """The largest difference from `jax.numpy` in values, gradients and batches."""
+    """The largest difference from `jax.numpy` in values, gradients and batched values."""
     x = jax.random.normal(jax.random.key(0), (6, 5))
 
     def results(function: Function) -> list[jax.Array]:

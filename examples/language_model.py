@@ -109,7 +109,7 @@ def windows_of(numbers: np.ndarray) -> np.ndarray:
 
 
 def counted(length: int, learned: np.ndarray, text: np.ndarray, size: int) -> np.ndarray:
-    """For each position of `text`, how often `learned` has the same `length` last characters.
+    """For each position of `text`, how often its last `length` characters occur in `learned`.
 
     Texts are cyclic: the last character of a text precedes its first character.
     """

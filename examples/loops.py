@@ -195,6 +195,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    # A program read from the cache on disk is not compiled.
+    # Disable the cache on disk, because reading a program from it compiles nothing.
     jax.config.update("jax_enable_compilation_cache", False)
     sys.exit(main())

@@ -186,7 +186,7 @@ class Digits(NamedTuple):
 
 
 def load_digits() -> tuple[Digits, Digits]:
-    """The digits for training and the held-out ones, enlarged to 28 x 28."""
+    """The digits for training and the held-out digits, enlarged to 28 x 28."""
     datasets: Any = importlib.import_module("sklearn.datasets")
     images, labels = datasets.load_digits(return_X_y=True)
     large = jax.image.resize(images.reshape(-1, 8, 8) / 16, (len(images), 28, 28), "linear")

@@ -1,8 +1,8 @@
 """Training over all devices of one host, or of several.
 
 A network learns the function of another network with random weights. `train.fsdp` splits its
-parameters and Adam's state over all devices, and the examples of each batch too. The script is the
-same everywhere; each process runs all of it, and the first one prints.
+parameters and Adam's state over all devices, and the examples of each batch too. Each process runs
+the whole script, and the first process prints.
 
 On one host, with all its devices:
 
@@ -71,7 +71,7 @@ def network(key: jax.Array, width: int) -> nn.MLP:
 
 
 def examples(count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Inputs and outputs. Each process makes all of them, and copies its own part of a batch."""
+    """Inputs and outputs. Each process makes all examples, and copies its own part of a batch."""
     x = np.random.default_rng(0).normal(size=(count, FEATURES)).astype(np.float32)
     with jax.default_device(jax.local_devices()[0]):
         teacher = network(jax.random.key(0), 32)

@@ -185,7 +185,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     steps, chunk = options.steps, options.chunk
     if steps % chunk:
-        parser.error(f"--steps must be a multiple of --chunk; it is {steps}, and that {chunk}.")
+        parser.error(f"--steps must be a multiple of --chunk; they are {steps} and {chunk}.")
     batches, (images, labels) = data(steps)
     model = nn.MLP(64, 10, WIDTH, depth=2, key=jax.random.key(0))
 

@@ -1,8 +1,8 @@
 """The file format of exported programs: two lines, then the program serialised by `jax.export`.
 
 The first line has a magic string and the SHA-256 of everything after this line. The second line is
-JSON. It has the format number, and a description of the inputs and outputs of the program. Reading
-a file executes no code.
+JSON: the format number, and a description of the inputs and outputs of the program. Reading a file
+executes no code.
 """
 
 import dataclasses

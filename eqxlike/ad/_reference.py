@@ -274,7 +274,7 @@ def _in_float64(problem: GradientProblem) -> GradientProblem:
 
 
 def _gradients_by(mode: Mode, wide: GradientProblem, arrays: Sequence[Any]) -> list[np.ndarray]:
-    """Computes the gradients of the function of `wide` at `arrays`, by `mode`."""
+    """Computes the gradients of the function of `wide` at `arrays` with `mode`."""
     with jax.enable_x64(True):
         x = wide.rest.merge(map(jnp.asarray, arrays))
         _, gradient = filter_jit(wide.value_and_grad(mode))(x, *wide.args[1:])

@@ -144,7 +144,7 @@ class Context(NamedTuple):
 
     def inside(self, equation: Any) -> "Context":
         scopes = f"{self.scopes}/{equation.source_info.name_stack}"
-        # This is a line in the user's program or in a layer.
+        # `frame` is in the user's program or in a layer.
         frame = frame_of_user(equation.source_info, is_of_user_or_layer)
         source = f"{frame.file_name}:{frame.line_num} in {frame.function_name}" if frame else ""
         return Context(scopes, source or self.source, self.turns)

@@ -191,7 +191,7 @@ def explain_retraces(
     second function. So it finds a `filter_jit(lambda x: ...)` in a loop. Such a loop makes and
     compiles a new function in each iteration.
 
-    It reports traces in all threads. Calls that do not trace are not slower.
+    Traces in all threads are reported. Calls that do not trace are not slower.
 
     **Arguments:**
 

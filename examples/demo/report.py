@@ -178,7 +178,7 @@ def page_of(report: Mapping[str, Any]) -> str:
         "TITLES": _script_of(TITLES),
         "REPORT": _script_of(report),
     }
-    # One pass over the template, because an inserted text may look like a placeholder.
+    # Replace all placeholders in one pass, because an inserted text may look like a placeholder.
     pieces = pathlib.Path(__file__).with_name("report.html").read_text("utf-8").split("@@")
     return "".join(parts.get(piece, piece) for piece in pieces)
 

@@ -35,7 +35,7 @@ Name = Literal["diabetes", "digits"]
 
 
 class Examples(NamedTuple):
-    """Features `x` of shape (N, D) and targets `y` of shape (N,); or one example of them."""
+    """Features `x` of shape (N, D) and targets `y` of shape (N,), or one row of each."""
 
     x: Any
     y: Any
@@ -250,7 +250,7 @@ class Training(NamedTuple):
 def train_bayesian(data: Data, settings: Settings, *, seed: int) -> Training:
     """Trains a Bayesian network on the minibatch ELBO.
 
-    It needs no validation part: the KL to the prior keeps it from overfitting.
+    Training needs no validation part, because the KL to the prior prevents overfitting.
     """
 
     def loss(model: Model, batch: Examples, key: PRNGKeyArray) -> Float[Array, ""]:
@@ -269,8 +269,9 @@ def train_bayesian(data: Data, settings: Settings, *, seed: int) -> Training:
 def train_plain(data: Data, settings: Settings, *, seed: int) -> Training:
     """Trains a plain network with weight decay and early stopping.
 
-    First it trains on one part of the training data, and finds the number of steps with the lowest
-    loss on the rest. Then it trains for this number of steps on all training data.
+    First, one part of the training data is used to train, and the rest to find the number of steps
+    with the lowest validation loss. Then the network is trained for this number of steps on all
+    training data.
     """
     optimiser = optax.adamw(
         settings.plain_learning_rate, weight_decay=settings.weight_decay, mask=_is_weight

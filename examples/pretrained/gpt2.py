@@ -65,7 +65,7 @@ class GPT2(eqx.Module):
 
 
 def names(prefix: str = "transformer.") -> dict[str, Any]:
-    """The table for `train.import_safetensors`. The first files published have no prefix."""
+    """The table for `train.import_safetensors`. The first published files need `prefix=""`."""
     block, stored = prefix + "h.{i}.", functools.partial(Stored, transpose=True)
     return {
         "embedding.weight": prefix + "wte.weight",

@@ -283,7 +283,7 @@ class _InBranch(Reverse):
         outputs, aux = function(arrays)
 
         def pull_back(cotangents: Arrays) -> Arrays:
-            # This is always true. XLA cannot know this, so XLA keeps the `cond`.
+            # `is_taken` is always true. XLA cannot know this, so XLA keeps the `cond`.
             is_taken = jax.lax.rng_uniform(jnp.float32(0), jnp.float32(1), ()) < 2
             return jax.lax.cond(
                 is_taken,

@@ -249,8 +249,8 @@ def _without_writes(along: Callable[[Int[Array, ""]], Any]) -> Callable[[Int[Arr
     closed, output = jax.make_jaxpr(along, return_shape=True)(jnp.zeros((), int))
     if any(type(each).__name__ in ("WriteEffect", "AccumEffect") for each in closed.effects):
         raise ValueError(
-            "The function writes to a `jax.Ref`, but this mode evaluates the function once for each "
-            "direction, and would write each time. Use `ad.Reverse()` or `ad.Checkpointed()`, "
+            "The function writes to a `jax.Ref`, but this mode evaluates the function once for "
+            "each direction, and would write each time. Use `ad.Reverse()` or `ad.Checkpointed()`, "
             "which evaluate the function once."
         )
     treedef = jax.tree.structure(output)

@@ -70,8 +70,8 @@ class Step:
     """One equation of a program.
 
     - `kind`, `params`: name and parameters of the primitive.
-    - `inputs`: the values that it reads.
-    - `outputs`: the values that it computes.
+    - `inputs`: the values that the equation reads.
+    - `outputs`: the values that the equation computes.
     - `inner`: for a transparent call, the steps of the called program.
     - `caller`: the transparent call whose program contains this step, or None.
     - `scopes`: the name scopes around the equation, outermost first.

@@ -153,7 +153,7 @@ def quotient_of_itself(step: Step) -> Rewrite | None:
 
 
 def power_by_logarithm(step: Step) -> Rewrite | None:
-    """Rewrites exp(y log(x)) as x ** y, because exp(y log(x)) loses digits if it is large."""
+    """Rewrites exp(y log(x)) as x ** y, because exp(y log(x)) loses digits for large y log(x)."""
     (product,) = step.inputs
     if (found := _log_factor(product)) is None:
         return None

@@ -63,7 +63,7 @@ def _widened(arrays: Sequence[Any], output: Value) -> list[Array]:
 
 
 def _like(array: Array, aval: Any) -> Array:
-    """Converts an array to the shape, dtype and weak type of `aval`, the value that it replaces."""
+    """Converts an array to the shape, dtype and weak type of `aval`."""
     if jnp.shape(array) != aval.shape:
         array = jnp.broadcast_to(array, aval.shape)
     if aval.weak_type:
