@@ -141,8 +141,8 @@ class CarriedClass:
                 # Unpickling makes a new object instead of `MISSING`, so the types are compared.
                 if isinstance(getattr(each, name), type(dataclasses.MISSING)):
                     setattr(each, name, dataclasses.MISSING)
-        # `type.__setattr__` bypasses the `__setattr__` of the metaclass, which would add the fields
-        # and abstract names of the empty class.
+        # `type.__setattr__` bypasses the `__setattr__` of the metaclass, which would replace the
+        # restored fields and abstract names.
         type.__setattr__(cls, "__dataclass_fields__", self.fields)
         type.__setattr__(cls, "__abstractmethods__", self.abstract)
         record: ClassRecord = cls._eqxlike_class

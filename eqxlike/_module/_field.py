@@ -113,7 +113,7 @@ def check_static(owner: type, name: str, value: Any) -> None:
 def _find_array_or_opaque(
     value: Any, path: str, inside: set[int]
 ) -> tuple[str, Any, Exception | None] | None:
-    """Finds a part of `value` that is an array, or can be neither hashed nor compared by parts.
+    """Finds a part of `value` that is an array, or is neither hashable nor a container of parts.
 
     **Returns:** the path of the first such part, the part itself, and the error that prevents
     hashing (`None` for an array). The result is `None` if there is no such part.

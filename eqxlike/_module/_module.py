@@ -421,8 +421,8 @@ class Module(FrozenStorage, metaclass=ModuleMeta):
     **Raises:**
 
     - `TypeError` at construction if a field is not set.
-    - `TypeError` at construction if the value of a static field contains an array, or can be
-      neither hashed nor compared by parts.
+    - `TypeError` at construction if the value of a static field contains an array, or is
+      neither hashable nor a container of parts that are.
     - `dataclasses.FrozenInstanceError` on assignment to a field.
 
     !!! example

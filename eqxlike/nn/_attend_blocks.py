@@ -153,7 +153,7 @@ class Plan(NamedTuple):
     kernel: Kernel | None = None
 
     def run(self, name: str, in_blocks: Callable[..., Any], *args: Any) -> Any:
-        """Runs the pass `name`: with the kernel on its platform, in blocks on other platforms."""
+        """Runs a pass by the kernel on the kernel's platform, and in blocks on other platforms."""
         if self.kernel is None:
             return in_blocks(*args)
         kernel = functools.partial(getattr(self.kernel, name), self.pattern)

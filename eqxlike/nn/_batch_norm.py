@@ -292,8 +292,9 @@ class BatchNorm(StatefulLayer):
         mean = self._over_batch(jnp.mean(x, axes))
         # The squares are computed after the mean, because `mean(x**2) - mean**2` loses all digits
         # if the mean is large. The constant `centre` saves sums in the backward pass, as in
-        # `__call__`. The term `(mean - centre)**2` is 0, but its second derivative is not 0. The
-        # second derivative of `squares` lacks this term, because `centre` is constant.
+        # `__call__`. The term `(mean - centre)**2` is 0, but its second derivative is not 0.
+        # `squares` has no such second derivative, because `centre` is constant, so the term is
+        # subtracted.
         centre = jax.lax.stop_gradient(mean)
         squares = self._over_batch(jnp.mean((x - _broadcast_channels(centre, x)) ** 2, axes))
         return mean, squares - (mean - centre) ** 2

@@ -67,8 +67,8 @@ def check_trainable(model: PyTree, *, is_state_kept: bool) -> None:
 def warn_of_ties(model: PyTree) -> None:
     """Warns if one trainable array is at several places of a model.
 
-    Each place gets a copy of the array, so that the copies are trained separately. There is no
-    warning for scalars, because one scalar may be the initial value of several parameters.
+    Each place has its own copy of the array, and training changes each copy differently. There is
+    no warning for scalars, because one scalar may be the initial value of several parameters.
     """
     model = model.fast if isinstance(model, optax.LookaheadParams) else model
     paths: dict[int, list[str]] = {}

@@ -301,8 +301,8 @@ def positive_root(matrix: Float[Array, "C C"]) -> Float[Array, "C C"]:
     """A root `A` such that `A A^T` is `matrix` with its negative eigenvalues set to 0.
 
     For large matrices, `A` is a Cholesky factor, because eigenvalues of a 500 x 500 matrix take
-    thirty times as long. The factor is accurate up to the rounding error of the greatest
-    eigenvalue. If the factorisation fails, eigenvalues are used. Do not use `vmap` for large
+    thirty times as long. The error of the factor is about the machine epsilon times the
+    greatest eigenvalue. If the factorisation fails, eigenvalues are used. Do not use `vmap` for large
     matrices, because it would compute both the factor and the eigenvalues.
     """
     size = matrix.shape[0]

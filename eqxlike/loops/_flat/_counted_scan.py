@@ -179,7 +179,10 @@ def _check_consts(operands: Operands, nonzero: Nonzero) -> None:
 def _push_forward(
     scan: Scan, operands: Operands, nonzero: Nonzero, directions: Arrays
 ) -> list[Array]:
-    """The tangents of the last carry and of the ys, for `directions` of the nonzero operands."""
+    """The tangents of the last carry and of the ys.
+
+    `directions` has a tangent for each operand that is marked in `nonzero`.
+    """
     consts_dot, carry_dot, xs_dot = nonzero.split(directions)
     with_directions = Operands(
         [*operands.consts, *consts_dot],

@@ -20,7 +20,7 @@ from ._scan import Arrays, fill, select
 
 
 def without_transpose(arrays: Arrays, message: str) -> list[Array]:
-    """Returns `arrays`. The transpose of this function raises a `ValueError` with this message."""
+    """Returns `arrays`. The transpose of this function raises `ValueError(message)`."""
     return [
         _untransposed.bind(array, message=message) if is_inexact(array) else array
         for array in arrays

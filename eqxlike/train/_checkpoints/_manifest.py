@@ -36,7 +36,9 @@ class CheckpointError(ValueError):
 
 
 def seal(manifest: pathlib.Path, arrays: pathlib.Path) -> None:
-    """Adds checksums of the files with arrays, and of the manifest, to a new `manifest.json`."""
+    """Completes a new `manifest.json`: adds checksums of the files with arrays, and puts a checksum
+    of the whole text into the first line.
+    """
     content = json.loads(manifest.read_bytes()) | {"files": _files_in(arrays)}
     text = json.dumps(content).encode()
     with open(manifest, "wb") as file:

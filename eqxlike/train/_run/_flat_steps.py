@@ -184,7 +184,7 @@ def read_returned(returned: Any) -> tuple[TrainState, Any, Aux]:
     """Reads the output of a step.
 
     **Returns:** the state, the loss, and the aux. If the step returns a dict after the loss, the
-    aux has copies of its real numbers. Otherwise the aux is empty.
+    aux has copies of the real numbers in this dict. Otherwise the aux is empty.
 
     **Raises:** `TypeError` if the output does not start with a state and a loss.
     """

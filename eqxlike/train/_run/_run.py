@@ -77,7 +77,7 @@ class Run(Generic[Model]):
         check_state(state, "run.state")
         check_not_deleted(state, "state", "run.state")
         self._stepper.state = state
-        # `step` of the new state may differ from `step` of the old state.
+        # The new state has its own step, `state.step`.
         self._first_step = int(state.step) - len(self.history)
 
     @property
