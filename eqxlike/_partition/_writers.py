@@ -287,7 +287,10 @@ class GuardWriter(SourceWriter):
         self._num_arrays = 0
 
     def write_all(self, roots: Sequence[Any], name: str) -> None:
-        """Writes the guards of several trees. In the generated code, the variable called `name` is the sequence of trees."""
+        """Writes the guards of several trees.
+
+        In the generated code, the variable called `name` is the sequence of trees.
+        """
         for root, each in zip(roots, self.unpack(name, len(roots)), strict=True):
             self.write(root, each)
 

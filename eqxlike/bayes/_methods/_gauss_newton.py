@@ -302,8 +302,8 @@ def positive_root(matrix: Float[Array, "C C"]) -> Float[Array, "C C"]:
 
     For large matrices, `A` is a Cholesky factor, because eigenvalues of a 500 x 500 matrix take
     thirty times as long. The error of the factor is about the machine epsilon times the
-    greatest eigenvalue. If the factorisation fails, eigenvalues are used. Do not use `vmap` for large
-    matrices, because it would compute both the factor and the eigenvalues.
+    greatest eigenvalue. If the factorisation fails, eigenvalues are used. Do not use `vmap` for
+    large matrices, because it would compute both the factor and the eigenvalues.
     """
     size = matrix.shape[0]
     if size == 1:
