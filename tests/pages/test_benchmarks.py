@@ -382,14 +382,6 @@ def test_whole_run_says_what_finished_what_was_cut_and_which_tests_failed(
     assert "JAX runs on cpu here, not on tpu" in capsys.readouterr().err
 
 
-def test_deselected_tests_exist():
-    for each in everything.SEVERAL_DEVICES:
-        assert (everything.ROOT / "tests" / each).exists()
-    for each in everything.NOT_ON_ONE_GPU:
-        path, _, name = each.partition("::")
-        assert f"def {name}" in (everything.ROOT / "tests" / path).read_text()
-
-
 @pytest.mark.usefixtures("as_peers_compute")
 def test_libraries_generate_the_same_text(monkeypatch):
     small = {"WIDTH": 8, "HEADS": 2, "DEPTH": 2, "VOCABULARY": 11, "PROMPT": 4, "NEW": 5}

@@ -1,5 +1,5 @@
-"""`docs/migrating.md` and `docs/internal.md` name tests, for what differs from Equinox, that are
-there.
+"""Pages, `tests/conftest.py` and `benchmarks/all.py` name files and tests that exist, and
+`docs/migrating.md` names a test for each difference from Equinox.
 """
 
 import ast
@@ -7,24 +7,31 @@ import functools
 import pathlib
 import re
 
-import pytest
+from benchmarks import all as everything
 
 ROOT = pathlib.Path(__file__).parents[2]
 PAGE, _, TABLE = (ROOT / "docs" / "migrating.md").read_text().partition("## Tests\n")
 
 
 @functools.cache
-def names_in(file):
-    path = ROOT / file
-    tree = ast.parse(path.read_text() if path.is_file() else "")
+def names_in(path):
+    tree = ast.parse(path.read_text())
     return {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
 
 
-@pytest.mark.parametrize("page", ["migrating", "internal"])
-def test_each_test_that_is_named_is_there(page):
-    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", (ROOT / "docs" / f"{page}.md").read_text())
-    assert len(named) > 5
-    assert [(file, name) for file, name in named if name not in names_in(file)] == []
+def exists(file, name):
+    path = ROOT / "tests" / file
+    return path.exists() and (not name or name in names_in(path))
+
+
+def test_named_files_and_tests_exist():
+    pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), ROOT / "tests/conftest.py"]
+    text = "".join(page.read_text() for page in pages)
+    named = set(re.findall(r"\btests/([\w/.]*\w)(?:::(\w+))?", text))
+    of_gpu = (*everything.TESTED, *everything.SEVERAL_DEVICES, *everything.NOT_ON_ONE_GPU)
+    named |= {each.partition("::")[::2] for each in of_gpu}
+    assert len(named) > 100
+    assert sorted(each for each in named if not exists(*each)) == []
 
 
 def test_each_difference_has_a_test():
