@@ -89,6 +89,7 @@ SEVERAL_DEVICES = [
     "train/sharding",
     "transforms/jit/test_shardings.py",
     "transforms/mapping/test_pmap.py",
+    "transforms/mapping/test_shard_map.py",
 ]
 NOT_ON_ONE_GPU = [
     "pytree/test_leaf_format.py::test_sharded_array_is_read_into_the_same_shards",
@@ -109,7 +110,7 @@ NOT_ON_ONE_GPU = [
     "train/checkpoints/test_save_restore.py::test_arrays_take_the_sharding_of_like",
     "debug/test_retraces.py::test_difference_of_sharding_names_the_axes_of_the_mesh",
     "debug/test_dce.py::test_store_dce_keeps_weak_types_and_shardings",
-    "ship/test_transfers.py::test_explicit_takes_what_was_asked_for",
+    "ship/test_transfers.py::test_explicit_allows_explicit_copies_and_numbers_of_a_program",
 ]
 """Tests that need several devices (the suite divides the CPU in two), and a test that counts XLA's
 instructions for a CPU.

@@ -1,4 +1,4 @@
-"""JAX's folder of compiled programs: what the first process compiled, the second reads."""
+"""JAX's compilation cache: a second process reads the programs that the first compiled."""
 
 import os
 import subprocess
@@ -23,22 +23,16 @@ print(len(missed))
 """
 
 
-def test_second_start_compiles_nothing(tmp_path):
+def test_second_process_compiles_nothing(tmp_path):
     settings = {
         "JAX_COMPILATION_CACHE_DIR": str(tmp_path),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
     }
+    options = {"env": os.environ | settings, "timeout": 120}
     first, second = (
-        subprocess.run(
-            [sys.executable, "-c", line_before + STEP],
-            env=os.environ | settings,
-            check=True,
-            timeout=120,
-            stdout=subprocess.PIPE,
-            text=True,
-        ).stdout
+        int(subprocess.check_output([sys.executable, "-c", line_before + STEP], **options))
         # The lines of the source are not part of the key.
         for line_before in ("", "\n")
     )
-    assert int(first) > 0 == int(second)
+    assert first > 0 == second

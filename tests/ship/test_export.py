@@ -48,11 +48,9 @@ import eqxlike as eqx
 
 assert importlib.util.find_spec("digits_network") is None
 images, shift = np.load("images.npy"), np.load("shift.npy")
-layers = tuple(
-    {"weight": np.load(f"w{layer}.npy"), "bias": np.load(f"b{layer}.npy")} for layer in (0, 1)
-)
+layers = np.load("layers.npy", allow_pickle=True).item()
 baked, passed = eqx.load_exported("baked"), eqx.load_exported("passed")
-network = {"layers": {"layers": layers}, "shift": shift}
+network = {"layers": layers, "shift": shift}
 gradient = jax.grad(lambda images: baked.call(images)[:, 3].sum())(images)
 np.savez("found.npz", all=baked.call(images), one=baked.call(images[:1]),
          passed=passed.call(network, images), gradient=gradient)
@@ -66,7 +64,7 @@ def _linear(x):
     return 2 * x + 1
 
 
-def test_digits_network_gives_the_same_numbers_where_its_module_is_not(tmp_path, monkeypatch):
+def test_process_without_the_module_computes_the_same(tmp_path, monkeypatch):
     (tmp_path / "source").mkdir()
     (tmp_path / "source" / "digits_network.py").write_text(NETWORK)
     monkeypatch.syspath_prepend(str(tmp_path / "source"))
@@ -77,10 +75,13 @@ def test_digits_network_gives_the_same_numbers_where_its_module_is_not(tmp_path,
     struct = jax.ShapeDtypeStruct(("batch", 64), jnp.float32)
     eqx.export(jax.vmap(network), struct, vjp_order=1).save(tmp_path / "baked")
     eqx.export(module.predict, network, struct).save(tmp_path / "passed")
-    first, second = network.layers.layers
-    arrays = {"w0": first.weight, "b0": first.bias, "w1": second.weight, "b1": second.bias}
-    for name, array in {**arrays, "images": images, "shift": network.shift}.items():
-        np.save(tmp_path / f"{name}.npy", array)
+    layers = [
+        {"weight": np.asarray(each.weight), "bias": np.asarray(each.bias)}
+        for each in network.layers.layers
+    ]
+    given = {"layers": {"layers": tuple(layers)}, "images": images, "shift": network.shift}
+    for name, value in given.items():
+        np.save(tmp_path / f"{name}.npy", value)
 
     subprocess.run([sys.executable, "-c", ELSEWHERE], cwd=tmp_path, check=True, timeout=120)
 
@@ -135,7 +136,7 @@ def test_names_in_a_shape_count_and_weights_of_modules_have_no_batch():
     assert "Linear(weight=float32[2, 4], bias=float32[2]), x: float32[batch, 4]" in repr(exported)
 
 
-def test_module_of_other_static_fields_is_refused():
+def test_module_with_other_static_fields_is_refused():
     class Scale(eqx.Module):
         weight: jax.Array
         factor: float = eqx.field(static=True)
@@ -143,9 +144,7 @@ def test_module_of_other_static_fields_is_refused():
     exported = eqx.export(lambda it, x: it.factor * it.weight * x, Scale(jnp.ones(()), 2.0), 3.0)
     assert exported.call(Scale(jnp.ones(()), 2.0), 3.0) == 6
     assert exported.call({"weight": jnp.ones(())}, 3.0) == 6
-    with pytest.raises(
-        ValueError, match=r"it\.factor must be 2\.0, the static value .*; it is 5\.0"
-    ):
+    with pytest.raises(ValueError, match=r"it\.factor must be 2\.0, the static .*; it is 5\.0"):
         exported.call(Scale(jnp.ones(()), 5.0), 3.0)
 
 
@@ -156,13 +155,9 @@ class Scaled:
     factor: float
 
 
-def test_node_or_function_of_another_static_part_is_refused():
+def test_node_or_function_with_another_static_part_is_refused():
     for first, other, message in [
-        (
-            jtu.Partial(jnp.sin, Y),
-            jtu.Partial(jnp.cos, Y),
-            r"it \(static part\) must be <sin>, .*<cos>",
-        ),
+        (jtu.Partial(jnp.sin, Y), jtu.Partial(jnp.cos, Y), r"\(static part\) .* <sin>, .*<cos>"),
         (Scaled(Y, 2.0), Scaled(Y, 3.0), r"it \(static part\) must be \(2\.0,\), .*\(3\.0,\)"),
         (functools.partial(jnp.add, 1), functools.partial(jnp.add, 2), r"it must be .*add.*, 1>"),
     ]:
@@ -171,12 +166,12 @@ def test_node_or_function_of_another_static_part_is_refused():
         with pytest.raises(ValueError, match=message):
             exported.call(other)
     first, other = frozenset([0, 8]), frozenset([8, 0])
-    # A set is told in one order.
+    # Sets are compared in one order.
     assert repr(first) != repr(other)
     assert eqx.export(lambda names: jnp.ones(2), first).call(other).shape == (2,)
 
 
-def test_weak_types_keys_and_doubles_are_passed():
+def test_weak_types_keys_and_float64_are_arguments():
     half, x = jnp.asarray(0.5), jnp.ones(3, jnp.bfloat16)
     exported = eqx.export(lambda scale, x: scale * x, half, x)
     assert exported.call(half, x).dtype == jnp.bfloat16
@@ -199,7 +194,7 @@ def test_frozen_weights_are_weights():
             np.testing.assert_array_equal(exported.call(given)["weight"], plain.weight)
 
 
-def test_named_tuple_of_fields_that_were_renamed_is_read_back(tmp_path):
+def test_named_tuple_with_renamed_fields_is_read_back(tmp_path):
     pair = collections.namedtuple("Pair", "first class", rename=True)
     eqx.export(lambda x: pair(x, 2 * x), X).save(tmp_path / "pair")
     assert eqx.load_exported(tmp_path / "pair").call(X)._1.shape == X.shape
@@ -222,7 +217,7 @@ def test_bad_names_of_axes_are_refused():
         eqx.export(lambda x, y: x, jnp.ones(3), jnp.ones(2))
 
 
-def test_gradients_are_those_that_were_exported():
+def test_gradients_exist_up_to_the_exported_order():
     exported = eqx.export(lambda x: x**3, jnp.ones(()), vjp_order=2)
     assert jax.grad(jax.grad(exported.call))(2.0) == pytest.approx(12.0)
     exported = eqx.export(_linear, jnp.ones(()))
@@ -230,7 +225,7 @@ def test_gradients_are_those_that_were_exported():
         jax.grad(exported.call)(2.0)
 
 
-def test_repr_says_what_it_takes_where_it_runs_and_who_made_it():
+def test_repr_has_signature_platforms_gradients_and_versions():
     exported = eqx.export(_linear, jnp.ones(3), vjp_order=1)
     lines = repr(exported).splitlines()
     assert lines[0] == "Exported: _linear(x: float32[batch]) -> float32[batch]"
@@ -242,7 +237,7 @@ def test_repr_says_what_it_takes_where_it_runs_and_who_made_it():
     assert "stablehlo.multiply" in exported.stablehlo
 
 
-def test_function_that_cannot_leave_is_refused():
+def test_function_with_a_callback_or_a_function_as_output_is_refused():
     def call_back(x):
         return eqx.filter_pure_callback(np.sin, x, result_shape_dtypes=x)
 
@@ -256,25 +251,20 @@ def test_function_that_cannot_leave_is_refused():
             eqx.export(function, jnp.ones(3))
 
 
-def test_function_of_one_example_is_told_of_its_batch():
+def test_error_of_the_function_explains_named_axes():
     with pytest.raises(ValueError, match="expected x of shape") as caught:
         eqx.export(nn.Linear(3, 2, key=jax.random.key(0)), jnp.ones(3))
     notes = "\n".join(caught.value.__notes__)
     assert "x: float32[batch]). Named axes may have any size" in notes
-
-
-def test_length_of_an_open_axis_is_told_to_be_its_shape():
     with pytest.raises(TypeError) as caught:
-        eqx.export(lambda x: jnp.arange(len(x)), jnp.ones((2, 3)))
+        eqx.export(lambda x: jnp.arange(len(x)), X)
     assert "such as `len(x)`" in caught.value.__notes__[-1]
-    exported = eqx.export(lambda x: jnp.arange(x.shape[0]), jnp.ones((2, 3)))
-    assert exported.call(jnp.ones((4, 3))).shape == (4,)
+    exported = eqx.export(lambda x: jnp.arange(x.shape[0]), X)
+    assert exported.call(jnp.ones((4, 2))).shape == (4,)
 
 
-def test_platforms_are_known_and_that_of_the_call():
-    with pytest.raises(
-        ValueError, match="must contain some of 'cpu', 'cuda', 'rocm', 'tpu'; got 'gpu'"
-    ):
+def test_wrong_platforms_are_refused():
+    with pytest.raises(ValueError, match="some of 'cpu', 'cuda', 'rocm', 'tpu'; got 'gpu'"):
         eqx.export(_linear, jnp.ones(3), platforms=("gpu",))
     with pytest.raises(ValueError, match=r"was exported for platforms.*tpu"):
         eqx.export(_linear, jnp.ones(3), platforms=("tpu",)).call(jnp.ones(3))

@@ -1,4 +1,4 @@
-"""Files of exported programs: one that was damaged, or is too new, is refused by name."""
+"""Files of exported programs: damaged and too new files are refused by name."""
 
 import hashlib
 import json
@@ -26,7 +26,7 @@ def content(tmp_path_factory):
 
 @pytest.fixture
 def saved(tmp_path, content):
-    """A file with a program of `_linear`."""
+    """A file with the program of `_linear`."""
     path = tmp_path / "linear"
     path.write_bytes(content)
     return path
@@ -53,7 +53,7 @@ def test_flipped_bit_anywhere_is_refused(saved):
 
 
 def _rewritten(content: bytes, version: int = 1, **changes: Any) -> bytes:
-    """The file, sound, with another format or other entries in its header."""
+    """A valid file with another format or other entries in its header."""
     _, header, program = content.split(b"\n", 2)
     header = json.loads(header) | {"format": version, **changes}
     rest = json.dumps(header).encode() + b"\n" + program
@@ -66,22 +66,19 @@ def test_newer_format_and_newer_jax_are_refused_by_name(saved, content):
         eqx.load_exported(saved)
     changes = {"calling_convention_version": 99, "versions": {"jax": "9.9"}}
     saved.write_bytes(_rewritten(content, **changes))
-    with pytest.raises(
-        ValueError, match=r"by jax 9\.9, with calling convention 99; jax .* reads 9"
-    ):
+    with pytest.raises(ValueError, match=r"by jax 9\.9, with calling convention 99; jax .* reads"):
         eqx.load_exported(saved)
 
 
-def test_operation_that_this_jax_does_not_know_is_refused_by_name(saved, monkeypatch):
+def test_unknown_operation_of_a_newer_jax_is_refused_by_name(saved, monkeypatch):
     saved.write_bytes(_rewritten(saved.read_bytes(), versions={"jax": "99.0"}))
 
     def unknown(self):
         raise jax.errors.JaxRuntimeError("Failed to deserialize StableHLO\nand more")
 
     monkeypatch.setattr(jax.export.Exported, "mlir_module", unknown)
-    with pytest.raises(
-        ValueError, match=r"by jax 99\.0, and jax .* cannot read it \(Failed"
-    ) as caught:
+    message = r"by jax 99\.0, and jax .* cannot read it \(Failed"
+    with pytest.raises(ValueError, match=message) as caught:
         eqx.load_exported(saved)
     assert "\n" not in str(caught.value)
 
@@ -97,7 +94,7 @@ def _node(kind, names, *children, value=()):
 ARRAY, EMPTY = ["array", "", [], [], []], _node("tuple", None)
 
 
-def test_header_of_something_else_or_of_other_arrays_is_refused(saved, content):
+def test_header_that_describes_no_program_or_another_one_is_refused(saved, content):
     for changes in [
         {"inputs": _of(["pickle", "", [], [], []])},
         {"inputs": None},
@@ -128,7 +125,7 @@ def test_header_of_something_else_or_of_other_arrays_is_refused(saved, content):
             eqx.load_exported(saved)
 
 
-def test_what_cannot_be_written_leaves_the_old_file(saved, monkeypatch):
+def test_failed_save_leaves_the_old_file(saved, monkeypatch):
     before = saved.read_bytes()
     monkeypatch.setattr("os.replace", lambda *paths: (_ for _ in ()).throw(OSError("full")))
     with pytest.raises(OSError, match="full"):

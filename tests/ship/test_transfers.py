@@ -1,4 +1,4 @@
-"""What may move: hidden copies are refused, by path and line."""
+"""Implicit copies between host and device are refused, with their path and line."""
 
 import pathlib
 
@@ -12,18 +12,12 @@ import eqxlike as eqx
 HOST = np.ones(3, np.float32)
 
 
-@pytest.fixture
-def x():
-    return jnp.ones(3)
-
-
-@pytest.fixture
-def double():
-    return eqx.filter_jit(lambda model, x: model["weight"] * x)
+X = jnp.ones(3)
+double = eqx.filter_jit(lambda model, x: model["weight"] * x)
 
 
 def _line(text):
-    """The line of this file that ends so, as in an error."""
+    """The line of this file that ends with `text`, as an error names it."""
     lines = pathlib.Path(__file__).read_text().splitlines()
     return f"{__file__}:{next(at for at, line in enumerate(lines, 1) if line.endswith(text))}"
 
@@ -32,48 +26,48 @@ def _notes(caught):
     return "\n".join(caught.value.__notes__)
 
 
-def test_explicit_names_path_and_line_of_an_array_of_numpy(double, x):
-    double({"weight": x}, HOST)
+def test_explicit_names_path_and_line_of_a_numpy_array():
+    double({"weight": X}, HOST)
     with (
         pytest.raises(RuntimeError, match="Disallowed host-to-device") as caught,
         eqx.transfers("explicit"),
     ):
-        double({"weight": HOST}, x)  # an array
+        double({"weight": HOST}, X)  # an array
     notes = _notes(caught)
     assert "NumPy arrays, which each call copies to the device: model['weight']. Put" in notes
     assert f"{_line('# an array')} copies implicitly between host and device" in notes
 
 
-def test_explicit_names_the_line_of_a_number(x):
+def test_explicit_names_the_line_of_a_number():
     with (
         pytest.raises(RuntimeError, match="Disallowed host-to-device") as caught,
         eqx.transfers("explicit"),
     ):
-        x * 2.0  # a number
+        X * 2.0  # a number
     assert f"{_line('# a number')} copies implicitly between host and device" in _notes(caught)
     with (
         pytest.raises(RuntimeError) as caught,
         eqx.transfers("explicit"),
         eqx.transfers("explicit"),
     ):
-        x * 2.0
+        X * 2.0
     assert _notes(caught).count("copies implicitly between host and device") == 1
 
 
-def test_explicit_takes_what_was_asked_for(double, x):
+def test_explicit_allows_explicit_copies_and_numbers_of_a_program():
     with eqx.transfers("explicit"):
-        output = double({"weight": jax.device_put(HOST)}, x)
+        output = double({"weight": jax.device_put(HOST)}, X)
         assert jax.device_get(output).tolist() == [1.0, 1.0, 1.0]
-        # A number in a step is part of the program.
-        assert eqx.filter_jit(lambda x, rate: x * rate)(x, 0.5).tolist() == [0.5] * 3
+        # A number in a compiled function is part of its program.
+        assert eqx.filter_jit(lambda x, rate: x * rate)(X, 0.5).tolist() == [0.5] * 3
 
 
-def test_transparent_lets_all_pass_within_another(double, x):
+def test_transparent_inside_explicit_allows_implicit_copies():
     with eqx.transfers("explicit"), eqx.transfers("transparent"):
-        assert double({"weight": HOST}, x).tolist() == [1.0] * 3
+        assert double({"weight": HOST}, X).tolist() == [1.0] * 3
 
 
-def test_another_mode_is_refused_with_what_tells_of_callbacks():
+def test_unknown_mode_is_refused_and_names_the_report_of_callbacks():
     message = r"'transparent' or 'explicit', got 'exclusive'\. .* `eqxlike\.graph\.report\("
     with pytest.raises(ValueError, match=message), eqx.transfers("exclusive"):
         pass

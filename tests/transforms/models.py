@@ -6,7 +6,10 @@ import jax
 
 import eqxlike
 
-MESH = jax.make_mesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+# One device on a machine with one GPU, where `benchmarks.all` runs the tests that need no more.
+MESH = jax.make_mesh(
+    (min(2, jax.device_count()),), ("data",), axis_types=(jax.sharding.AxisType.Auto,)
+)
 ROWS, WHOLE = jax.P("data"), jax.P()
 SPLIT, COPIED = jax.NamedSharding(MESH, ROWS), jax.NamedSharding(MESH, WHOLE)
 
