@@ -90,15 +90,22 @@ SEVERAL_DEVICES = [
     "transforms/jit/test_shardings.py",
     "transforms/mapping/test_pmap.py",
     "transforms/mapping/test_shard_map.py",
+    "loops/test_sharded.py",
 ]
 NOT_ON_ONE_GPU = [
     "pytree/test_leaf_format.py::test_sharded_array_is_read_into_the_same_shards",
     "pytree/test_leaf_format.py::test_array_on_a_device_is_read_onto_that_device",
     "transforms/checks/test_error_if.py::test_check_on_several_devices_raises_on_all_devices",
-    "transforms/checks/test_error_if.py::test_check_of_an_array_without_known_device_raises_on_all_devices",
+    "transforms/checks/test_error_if.py::"
+    "test_check_of_an_array_without_known_device_raises_on_all_devices",
+    "transforms/mapping/test_errors.py::test_error_names_the_axis_argument_or_option_and_its_path",
     "transforms/test_references.py::test_reference_among_arguments_keeps_its_sharding",
     "transforms/jit/test_arrays.py::test_array_of_every_kind_gives_the_output_of_jax_jit",
     "nn/test_batch_norm.py::test_batches_of_several_devices_are_one_batch",
+    "nn/test_batch_norm.py::test_batches_inside_shard_map_are_one_batch",
+    "nn/test_cross_entropy.py::test_tokens_and_classes_may_be_sharded",
+    "nn/test_dot_product_attention.py::test_sharded_arrays_and_shard_map_agree",
+    "nn/test_dot_product_attention.py::test_shard_map_sums_the_gradients_of_shared_arrays",
     "nn/test_init.py::test_arrays_of_many_shapes_are_drawn_by_few_programs",
     "nn/test_norm.py::test_gradient_of_residual_blocks_computes_each_sum_once",
     "ad/test_modes.py::test_devices_that_share_an_array_share_its_gradient",

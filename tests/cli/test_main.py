@@ -30,7 +30,7 @@ def test_version(capsys):
     assert capsys.readouterr().out == f"{__version__}\n"
 
 
-def test_interrupt_ends_the_process_with_the_status_of_a_shell(monkeypatch, tmp_path, capsys):
+def test_interrupt_ends_the_process_with_status_130(monkeypatch, tmp_path, capsys):
     (tmp_path / "interrupted_script.py").write_text("def step(): raise KeyboardInterrupt")
     ended = []
     monkeypatch.chdir(tmp_path)

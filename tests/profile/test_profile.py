@@ -1,4 +1,4 @@
-"""What `profile` says of a run: counts, and times whose size no test looks at."""
+"""Reports of `profile`: counts of calls and traces, and parts of times. No test uses a clock."""
 
 import contextlib
 import sys
@@ -51,7 +51,7 @@ def test_calls_and_traces_of_each_function_are_counted():
 
 
 @pytest.mark.usefixtures("plain_dispatch")
-def test_transformed_functions_go_by_the_names_of_those_inside():
+def test_report_names_the_function_inside_a_transformation_or_an_export():
     def first(x):
         return jnp.sum(x * x)
 
@@ -60,21 +60,16 @@ def test_transformed_functions_go_by_the_names_of_those_inside():
 
     with eqx.profile() as found:
         for function in (first, second):
-            eqx.filter_jit(eqx.filter_grad(function))(jnp.ones(3))
+            eqx.filter_jit(eqx.filter_grad(function))(X)
     assert set(by_name(found)) == {"first", "second"}
     assert all(each.name.startswith(__name__) for each in found.functions)
-
-
-def test_an_exported_program_goes_by_the_name_of_its_function():
-    def predict(x):
-        return 2 * x
-
-    exported = eqx.export(predict, jnp.ones(3))
+    exported = eqx.export(first, X)
     with eqx.profile() as found:
-        exported.call(jnp.ones(3))
-    assert [each.name for each in found.functions] == ["predict"]
+        exported.call(X)
+    assert [each.name for each in found.functions] == ["first"]
 
 
+@pytest.mark.usefixtures("plain_dispatch")
 def test_parts_of_a_call_add_up():
     double(X)
     with eqx.profile() as found:
@@ -85,10 +80,15 @@ def test_parts_of_a_call_add_up():
     assert times.split.total_us == pytest.approx(times.completion_us)
     assert times.split.ours_us + times.split.jax_us == pytest.approx(times.dispatch_us)
     assert 0 < times.split.jax_us < times.dispatch_us
+    with eqx.profile(wait=False) as found:
+        double(X)
+        double(X)
+    assert found.functions[0].completion_us is None
+    assert found.functions[0].dispatch_us is not None
 
 
 @pytest.mark.usefixtures("plain_dispatch")
-def test_calls_inside_a_trace_are_part_of_it():
+def test_calls_inside_a_trace_are_not_listed():
     eqx.clear_caches()
     with eqx.profile() as found:
         of_double(X)
@@ -97,33 +97,28 @@ def test_calls_inside_a_trace_are_part_of_it():
     assert list(by_name(found)) == ["of_double"]
 
 
-@pytest.mark.usefixtures("plain_dispatch")
-def test_without_waiting_nobody_knows_when_results_are_ready():
-    with eqx.profile(wait=False) as found:
-        for _ in range(3):
-            double(X)
-    (times,) = found.functions
-    assert times.completion_us is None
-    assert times.dispatch_us is not None
+def jitted_by(function):
+    """The function of `jax.jit` that the fast path of `function` calls."""
+    (compiled,) = function._eqxlike_dispatch[0].compiled_functions()
+    return compiled.own_fast_path.__globals__["jitted"]
 
 
 @pytest.mark.usefixtures("plain_dispatch")
-def test_calls_afterwards_are_what_they_were():
+def test_calls_are_not_timed_after_the_profile():
     plain = JitFunction.__call__
     eqx.clear_caches()
     double(X)
-    (compiled,) = double._eqxlike_dispatch[0].compiled_functions()
-    jitted = compiled.own_fast_path.__globals__["jitted"]
+    jitted = jitted_by(double)
     with contextlib.suppress(RuntimeError), eqx.profile():
         double(X)
-        assert compiled.own_fast_path.__globals__["jitted"] is not jitted
+        assert jitted_by(double) is not jitted
         raise RuntimeError
     assert JitFunction.__call__ is plain
-    assert compiled.own_fast_path.__globals__["jitted"] is jitted
+    assert jitted_by(double) is jitted
 
 
 @pytest.mark.usefixtures("plain_dispatch")
-def test_call_that_outlasts_the_profile_leaves_no_clock():
+def test_call_that_ends_after_the_profile_is_not_timed_again():
     go_on, begun = threading.Event(), threading.Event()
 
     def wait(x):
@@ -137,8 +132,7 @@ def test_call_that_outlasts_the_profile_leaves_no_clock():
 
     go_on.set()
     slow(X)
-    (compiled,) = slow._eqxlike_dispatch[0].compiled_functions()
-    jitted = compiled.own_fast_path.__globals__["jitted"]
+    jitted = jitted_by(slow)
     go_on.clear()
     begun.clear()
     with eqx.profile():
@@ -147,10 +141,10 @@ def test_call_that_outlasts_the_profile_leaves_no_clock():
         assert begun.wait(60)
     go_on.set()
     thread.join()
-    assert compiled.own_fast_path.__globals__["jitted"] is jitted
+    assert jitted_by(slow) is jitted
 
 
-def test_error_of_a_call_passes_and_the_next_call_is_counted():
+def test_error_of_a_call_is_raised_and_later_calls_are_counted():
     with eqx.profile() as found:
         with pytest.raises(TypeError):
             double("x", "y")
@@ -165,7 +159,7 @@ def test_two_profiles_at_once_are_refused():
         pass
 
 
-def test_table_has_a_row_for_each_function_and_a_dash_for_what_nobody_knows():
+def test_table_has_a_row_for_each_function_and_dashes_for_unknown_times():
     cold = FunctionTimes("first", 1, 1, 0.5, None, None, None, 0.5)
     warm = FunctionTimes("second", 10, 0, 0.0, 20.0, 35.0, Split(5.0, 15.0, 15.0), 0.25)
     assert str(Profile((cold, warm), 1.0)).splitlines() == [
@@ -176,16 +170,18 @@ def test_table_has_a_row_for_each_function_and_a_dash_for_what_nobody_knows():
     ]
 
 
-def test_run_without_calls_has_an_empty_table():
+def test_profile_without_calls_or_samples_has_an_empty_table_and_no_tree():
     with eqx.profile() as found:
         pass
     assert found.functions == ()
     assert "0% of them in these calls" in str(found)
+    with pytest.raises(ValueError, match=r"eqxlike\.profile\(sample=True\)"):
+        _ = found.tree
 
 
 def test_samples_show_the_frames_of_a_call(tmp_path):
     pytest.importorskip("pyinstrument")
-    double(X)  # is compiled here: samples of that are many, and deep
+    double(X)  # compiled before the profile: compilation has many deep samples
     with eqx.profile(sample=True, interval_s=1e-4) as found:
         for _ in range(200):
             double(X)
@@ -194,13 +190,6 @@ def test_samples_show_the_frames_of_a_call(tmp_path):
     names = {path.name for path in found.write(tmp_path / "run")}
     assert names == {"run.txt", "run.html", "run.pyisession"}
     assert names == {path.name for path in tmp_path.iterdir()}
-
-
-def test_samples_that_nobody_asked_for_are_an_error():
-    with eqx.profile() as found:
-        pass
-    with pytest.raises(ValueError, match=r"eqxlike\.profile\(sample=True\)"):
-        _ = found.tree
 
 
 def test_missing_pyinstrument_names_the_extra(monkeypatch):
@@ -220,7 +209,7 @@ def test_missing_pyinstrument_names_the_extra(monkeypatch):
         ({"trace": 3}, TypeError, "PathLike"),
     ],
 )
-def test_options_that_mean_nothing_are_refused(options, error, words):
+def test_wrong_options_are_refused(options, error, words):
     with pytest.raises(error, match=words):
         eqx.profile(**options).__enter__()
     with eqx.profile():

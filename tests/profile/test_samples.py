@@ -1,4 +1,4 @@
-"""Samples of the stack are attributed and shown as they say. No test looks at a clock."""
+"""Owners and self times of samples of the stack. No test uses a clock."""
 
 import pathlib
 
@@ -46,7 +46,7 @@ SAMPLE = ("sample", f"{PACKAGE}/_profile.py", 9)
         ([WRAPPER, ("f", "/site-packages/eqxlike_extras/a.py", 1)], "wrapper", _profile.OURS),
     ],
 )
-def test_sample_belongs_to_the_innermost_frame_of_ours_or_jax(frames, function, owner):
+def test_sample_belongs_to_the_innermost_frame_of_eqxlike_or_jax(frames, function, owner):
     found = _profile.innermost(stack(*frames))
     assert (found.function, found.owner) == (function, owner)
     assert _profile.innermost(stack()) is None
@@ -69,15 +69,10 @@ def session(records):
 def test_self_times_add_up_over_samples():
     one = session([(stack(LOOP), 1.0), (stack(LOOP, WRAPPER), 2.0), (stack(LOOP, WRAPPER), 5.0)])
     times = _profile.self_times(one)
-    assert {frame.function: seconds for frame, seconds in times.items()} == {
-        "loop": 1.0,
-        "wrapper": 7.0,
-    }
-    assert _profile.shares(times) == {
-        _profile.OURS: 7 / 8,
-        _profile.JAX: 0.0,
-        _profile.OTHER: 1 / 8,
-    }
+    by_function = {frame.function: seconds for frame, seconds in times.items()}
+    assert by_function == {"loop": 1.0, "wrapper": 7.0}
+    shares = {_profile.OURS: 7 / 8, _profile.JAX: 0.0, _profile.OTHER: 1 / 8}
+    assert _profile.shares(times) == shares
     assert set(_profile.shares({}).values()) == {0.0}
 
 

@@ -48,8 +48,10 @@ def _scaled(model, scale, x):
 
 
 def test_wrong_arguments_are_refused_after_right_ones():
-    linear = functools.partial(nn.Linear, key=jax.random.key(0))
-    model = linear(2, 3)
+    def linear(out, **options):
+        return nn.Linear(2, out, key=jax.random.key(0), **options)
+
+    model = linear(3)
     exported = eqx.export(_scaled, model, 1.0, jnp.ones(2), dynamic=())
     calls = [(model, 1.0, X[0])] * 2
     assert [exported.call(*each).shape for each in calls] == [(3,)] * 2
@@ -57,8 +59,8 @@ def test_wrong_arguments_are_refused_after_right_ones():
         ((model, 1, X[0]), "scale must be 1.0"),
         ((model, -1.0, X[0]), "scale must be 1.0"),
         ((model, 1.0, Y), r"x must be float32\[2\]; it is float32\[3\]"),
-        ((linear(2, 3, use_bias=False), 1.0, X[0]), "model.use_bias must be"),
-        ((linear(2, 4), 1.0, X[0]), "model.out_features must be 3"),
+        ((linear(3, use_bias=False), 1.0, X[0]), "model.use_bias must be"),
+        ((linear(4), 1.0, X[0]), "model.out_features must be 3"),
     ]:
         for _ in range(2):
             with pytest.raises((TypeError, ValueError), match=message):
