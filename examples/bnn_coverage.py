@@ -25,7 +25,7 @@ def metrics(name: training.Name, seed: int, steps: int | None) -> dict[str, dict
     """Train and evaluate as the demo does; return the metrics of each model."""
     data = training.prepare(name, training.load(name), seed=seed)
     settings = training.settings_for(name, steps=steps, is_quick=False)
-    settings = dataclasses.replace(settings, rounds=0)  # no times of calls
+    settings = dataclasses.replace(settings, rounds=0)  # do not time calls
     return compare(data, settings, seed=seed, reached={})["metrics"]
 
 

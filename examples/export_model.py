@@ -33,7 +33,7 @@ loaded = eqx.load_exported(program)
 np.save(probabilities, loaded.call(np.load(images)))
 print(loaded)
 """
-"""The other process."""
+"""The program of the other process."""
 
 
 class Classifier(eqx.Module):

@@ -144,7 +144,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--steps", type=int, default=2000, metavar="N", help="batches (2000)")
     parser.add_argument("--width", type=int, default=64, metavar="N", help="layer width (64)")
     parser.add_argument("--depth", type=int, default=3, metavar="N", help="blocks (3)")
-    parser.add_argument("--characters", type=int, metavar="N", help="length of the text (all)")
+    parser.add_argument("--characters", type=int, metavar="N", help="characters of the text (all)")
     parser.add_argument(
         "--write", type=int, default=400, metavar="N", help="characters to write (400)"
     )

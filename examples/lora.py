@@ -23,7 +23,7 @@ import eqxlike as eqx
 from eqxlike import nn, train
 
 FEW = 200
-"""Rotated digits to adapt with; the network was trained on 1297 upright ones."""
+"""The number of rotated digits to adapt to. The network was trained on 1297 upright digits."""
 
 WIDTH, RANKS = 256, (1, 4, 16)
 

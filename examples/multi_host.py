@@ -129,7 +129,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="number of this process, from 0",
     )
     parser.add_argument(
-        "--cluster", action="store_true", help="get all three from SLURM, MPI or the cloud"
+        "--cluster", action="store_true", help="get these three values from SLURM, MPI or the cloud"
     )
     parser.add_argument(
         "--heartbeat-timeout", type=whole_number_in, default=60, metavar="S", help="default 60"

@@ -128,7 +128,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "--steps", type=int, default=1000, metavar="N", help="steps of each fit (1000)"
     )
     parser.add_argument(
-        "--seconds", type=float, default=4.0, metavar="S", help="seconds to learn from (4)"
+        "--seconds", type=float, default=4.0, metavar="S", help="duration of the training data (4)"
     )
     parser.add_argument("--out", type=pathlib.Path, metavar="FILE.png", help="save a picture")
     options = parser.parse_args(arguments)

@@ -126,7 +126,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--steps", type=int, default=6000, metavar="N", help="(6000)")
-    parser.add_argument("--code", type=int, default=8, metavar="N", help="numbers of a code (8)")
+    parser.add_argument("--code", type=int, default=8, metavar="N", help="size of a code (8)")
     parser.add_argument("--width", type=int, default=128, metavar="N", help="layer width (128)")
     parser.add_argument("--out", type=pathlib.Path, metavar="FILE.png", help="save a picture")
     options = parser.parse_args(arguments)

@@ -57,8 +57,8 @@ def assert_max_traces(fn: Callable[..., Any] = MISSING, *, max_traces: int | Non
     **Returns:** a Module with the signature of `fn`. Its leaves are the arrays of `fn`. All copies
     of the Module share one count, but deep copies and unpickled copies start to count from zero.
 
-    **Raises:** `TypeError` if `fn` is not callable. When traced too often, `RuntimeError`; the
-    message has the differences from the most similar earlier trace.
+    **Raises:** `TypeError` if `fn` is not callable. `RuntimeError` if `fn` is traced too often. The
+    message of this error has the differences from the most similar earlier trace.
 
     !!! example
 

@@ -77,7 +77,7 @@ _BY_NAME: dict[str, Callable[..., Any]] = {
     "custom_vmap_call": lambda *arrays, call, **_: _call(*arrays, call_jaxpr=call),
     "stop_gradient": lambda x: x,
 }
-"""Maps names of JAX primitives to functions. JAX does not export these primitives themselves."""
+"""Maps names of JAX primitives to their replacements. JAX does not export these primitives."""
 
 
 def _finalisation_of(primitive: Primitive) -> Callable[..., Any] | None:

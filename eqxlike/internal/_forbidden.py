@@ -228,7 +228,7 @@ def assert_dce(
     - `msg`: the error message.
     - `on_error`: see `error_if`.
 
-    **Raises:** `EqxlikeRuntimeError` when the compiled program runs.
+    **Raises:** `EqxlikeRuntimeError` when a compiled program that uses the result runs.
     """
     # Inside `jit`, `is_used` is a tracer, because JAX traces operations on constants too. Outside
     # `jit`, `is_used` is an array.

@@ -154,7 +154,7 @@ def _fitted(data: Data, model: Any, penalties: dict[str, Sequence[float]], scori
 
 
 NUM_DRAWS = 200
-"""The number of networks of a prediction; an ensemble uses its members."""
+"""The number of networks drawn for a prediction. An ensemble uses its members instead."""
 
 DROPOUT = 0.1
 

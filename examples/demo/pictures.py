@@ -14,7 +14,7 @@ from .report import TITLES, number
 BLUE, ORANGE, GREEN, RED, GREY = "#2b6cb0", "#dd8a2b", "#3a9a5c", "#c53030", "#777777"
 INK = "#333333"
 COLOURS = {PLAIN: ORANGE, "ridge": GREEN, "logistic": GREEN}
-"""The colours of models; the others are blue."""
+"""The colours of some models. All other models are blue."""
 
 COLUMN_COLOURS = {FLAT: "#b8c4d0", MODULE: "#7f95ab", FILTERED: BLUE}
 

@@ -230,7 +230,7 @@ VALIDATIONS = 40
 """A plain network is evaluated on the validation part this many times."""
 
 MOVES, LINES = 50, 5
-"""A training reports this many times: by a progress bar on a terminal, by lines elsewhere."""
+"""A training reports `MOVES` times by a progress bar on a terminal, or `LINES` times by lines."""
 
 
 class Training(NamedTuple):

@@ -93,7 +93,7 @@ OLD_NAMES = {
     for new, old in {"weight": "gamma", "bias": "beta"}.items()
     if "LayerNorm" in str(theirs)
 } | NAMES
-"""The same table, for files such as bert-base-uncased."""
+"""The table for files with older names, such as bert-base-uncased."""
 
 IGNORE = ("cls.predictions.decoder.*", "cls.seq_relationship.*", "bert.pooler.*", "*.position_ids")
-"""A second copy of the embedding, and arrays for other tasks."""
+"""Unused arrays of a file: a second copy of the embedding, and arrays for other tasks."""

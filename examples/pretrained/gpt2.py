@@ -83,4 +83,4 @@ def names(prefix: str = "transformer.") -> dict[str, Any]:
 
 
 IGNORE = ("*.attn.bias", "*.attn.masked_bias", "lm_head.weight")
-"""Masks, and a second copy of the embedding, that some files have."""
+"""Unused arrays that some files have: masks, and a second copy of the embedding."""

@@ -177,5 +177,5 @@ class FiniteDifference(Mode):
             if np.any(lost):
                 raise CannotDifferentiate(place, what)
             return steps
-        which = f"array {place} of those differentiated, of shape {array.shape},"
+        which = f"the differentiated array {place}, of shape {array.shape},"
         return error_if(steps, lost, f"FiniteDifference: {which} {what}")
