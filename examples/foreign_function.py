@@ -265,7 +265,7 @@ def ways(folder: pathlib.Path) -> tuple[dict[str, Function], list[str]]:
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """A function to measure, which `make` makes from the kernel, and the size of its argument."""
+    """A function to measure, and the size of its argument. `make` returns the function."""
 
     title: str
     make: Callable[[Function], Function]

@@ -94,7 +94,7 @@ def write(model: Any, window: jax.Array, count: int, temperature: float, key: ja
 
 
 def load_text() -> tuple[np.ndarray, np.ndarray, str]:
-    """The text to learn and the held-out text, as character indices, and the characters."""
+    """The training text and the held-out text as indices of characters, and the characters."""
     text = "".join(topics.topics[name] for name in sorted(topics.topics))
     known = {ord(character): number for number, character in enumerate(sorted(set(text)))}
     numbers = np.array([known[ord(character)] for character in text], np.int32)
@@ -124,7 +124,7 @@ def counted(length: int, learned: np.ndarray, text: np.ndarray, size: int) -> np
 
 
 def chances(length: int, learned: np.ndarray, text: np.ndarray, size: int) -> np.ndarray:
-    """The probability of each character of `text` in a table of sequences of `length` characters.
+    """The probability that a table of `length` characters gives to each character of `text`.
 
     The table of `length - 1` characters smooths the table of `length` characters. The table of 0
     characters is the uniform distribution.

@@ -1,8 +1,8 @@
 """Plans a training: what each device needs, before anything is allocated.
 
-The first table is computed from shapes alone, for a mesh of devices that need not be here: a
+The first table is computed from shapes alone, for a mesh of devices that need not exist: a
 `train.Sharding` says how each array is split, and `shard_shape` gives the shape of the part on one
-device. The second part compiles a step for the devices that are here, also from shapes. It asks
+device. The second part compiles a step for the available devices, also from shapes. It asks
 `graph.report` what the program needs and what the devices exchange.
 
     XLA_FLAGS=--xla_force_host_platform_device_count=4 python examples/plan_training.py --devices 64

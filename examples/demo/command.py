@@ -116,7 +116,7 @@ def _compile_quickly() -> None:
 
     The optimisations take a third of the run time.
 
-    XLA reads its flags later, when JAX first looks for devices.
+    The flags take effect because XLA reads them later, when JAX first looks for devices.
     """
     flags, level = os.environ.get("XLA_FLAGS", ""), "--xla_backend_optimization_level"
     if level not in flags:

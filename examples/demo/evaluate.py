@@ -163,7 +163,7 @@ Make = Callable[[Settings], bayes.Method]
 
 
 def _with(kind: Callable[..., bayes.Method], *shared: str, **fields: Any) -> Make:
-    """A function that makes a method with `fields`, and with the `shared` fields of settings."""
+    """A function of settings that makes a method with `fields` and with the `shared` settings."""
     return lambda settings: kind(**{name: getattr(settings, name) for name in shared}, **fields)
 
 

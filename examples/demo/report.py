@@ -116,7 +116,7 @@ def print_table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str
 
 
 def _are_numbers(rows: Sequence[Sequence[str]]) -> list[bool]:
-    """Whether a column holds numbers, for each column."""
+    """For each column, True if the column holds numbers."""
     return [all(text[:1] in "-0123456789" for text in column) for column in zip(*rows, strict=True)]
 
 
