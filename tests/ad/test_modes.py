@@ -310,7 +310,7 @@ def test_step_that_is_lost_is_an_error_that_names_the_array_and_another_is_taken
 
 def test_step_that_is_lost_is_an_error_in_a_compiled_program():
     gradient = eqx.filter_jit(eqx.filter_grad(lambda x: x**2, mode=ad.FiniteDifference(step=1e-9)))
-    with pytest.raises(eqx.EqxlikeRuntimeError, match=r"array 0 .* of shape \(\), has a number"):
+    with pytest.raises(eqx.EqxlikeRuntimeError, match=r"array 0, of shape \(\), has a number"):
         gradient(jnp.array(1.0))
     assert abs(float(gradient(jnp.array(0.0)))) < 1e-6
     with pytest.raises(ValueError, match="too large for the step"):
