@@ -15,55 +15,41 @@ from eqxlike import nn
 from tests.nn.arrays import assert_close, filled, normal
 from tests.nn.mistakes import each_mistake
 
-# Class, sizes, options.
+CIRCULAR = {"padding_mode": "circular"}
+
+# Class, arguments, options.
 LAYERS = {
-    "Conv1d-lower": ("Conv1d", (2, 4, 3), {"stride": 2, "padding": "same_lower"}),
-    "Conv1d-negative": ("Conv1d", (2, 4, 3), {"padding": (-1,), "use_bias": False}),
-    "Conv2d-by-axis": (
-        "Conv2d",
-        (4, 4, (3, 3), (1, 2), ((0, 1), (2, 0)), (2, 1)),
-        {"groups": 2},
-    ),
-    "Conv2d-reflect": ("Conv2d", (2, 4, 3), {"padding": "SAME", "padding_mode": "reflect"}),
-    "Conv2d-replicate": ("Conv2d", (2, 4, 3), {"padding": 3, "padding_mode": "REPLICATE"}),
-    "Conv2d-circular": (
-        "Conv2d",
-        (2, 4, 3),
-        {"padding": ((0, 9), (2, 1)), "stride": 2, "padding_mode": "CIRCULAR"},
-    ),
-    "Conv3d": ("Conv3d", (1, 2, 2), {"padding": (0, 1, 2)}),
-    "Conv": ("Conv", (1, 2, 4, 3), {"padding": "VALID"}),
-    "ConvTranspose1d-lower": (
-        "ConvTranspose1d",
-        (2, 4, 3),
-        {"stride": 3, "padding": "SAME_LOWER", "output_padding": 1},
-    ),
-    "ConvTranspose1d-wide-stride": ("ConvTranspose1d", (2, 4, 3), {"stride": 5, "padding": "SAME"}),
-    "ConvTranspose-by-position": ("ConvTranspose", (1, 2, 4, 3, 2, 1, 0), {}),
-    "ConvTranspose2d-by-axis": (
+    "lower": ("Conv1d", (2, 4, 3, 2, "same_lower"), {}),
+    "negative": ("Conv1d", (2, 4, 3), {"padding": (-1,), "use_bias": False}),
+    "by axis": ("Conv2d", (4, 4, (3, 3), (1, 2), ((0, 1), (2, 0)), (2, 1), 2), {}),
+    "reflect": ("Conv2d", (2, 4, 3), {"padding": "SAME", "padding_mode": "reflect"}),
+    "replicate": ("Conv2d", (2, 4, 3), {"padding": 3, "padding_mode": "REPLICATE"}),
+    "circular": ("Conv2d", (2, 4, 3, 2, ((0, 9), (2, 1))), {"padding_mode": "CIRCULAR"}),
+    "3d": ("Conv3d", (1, 2, 2), {"padding": (0, 1, 2)}),
+    "any number of axes": ("Conv", (1, 2, 4, 3), {"padding": "VALID"}),
+}
+TRANSPOSED = {
+    "lower": ("ConvTranspose1d", (2, 4, 3, 3, 1, "SAME_LOWER"), {}),
+    "wide stride": ("ConvTranspose1d", (2, 4, 3), {"stride": 5, "padding": "SAME"}),
+    "any number of axes": ("ConvTranspose", (1, 2, 4, 3, 2, 1, 0), {}),
+    "by axis": (
         "ConvTranspose2d",
         (4, 4, 3, (3, 2), (2, 0), ((0, 1), (2, -1)), (1, 2), 2),
         {},
     ),
-    "ConvTranspose2d-circular": (
-        "ConvTranspose2d",
-        (2, 4, 3, (2, 1)),
-        {"padding": "SAME", "dilation": (1, 2), "padding_mode": "circular"},
-    ),
-    "ConvTranspose3d": ("ConvTranspose3d", (1, 2, 2), {"padding": "VALID", "stride": (1, 2, 1)}),
+    "circular": ("ConvTranspose2d", (2, 4, 3, (2, 1), 0, "SAME", (1, 2)), CIRCULAR),
+    "3d": ("ConvTranspose3d", (1, 2, 2), {"padding": "VALID", "stride": (1, 2, 1)}),
 }
-DRAWN = ["Conv1d-negative", "Conv2d-by-axis", "ConvTranspose1d-lower", "ConvTranspose2d-by-axis"]
 
 
-@pytest.mark.parametrize("kind", ["Conv", "ConvTranspose"])
-def test_fields_outputs_and_draws_equal_equinox(kind, getkey):
+@pytest.mark.parametrize("layers", [LAYERS, TRANSPOSED], ids=["plain", "transposed"])
+def test_fields_outputs_and_draws_equal_equinox(layers, getkey):
     made = {
         name: [
             functools.partial(getattr(module, layer), *arguments, **options)
             for module in (nn, equinox.nn)
         ]
-        for name, (layer, arguments, options) in LAYERS.items()
-        if layer.rstrip("123d") == kind
+        for name, (layer, arguments, options) in layers.items()
     }
     pairs = [[filled(make, key=jr.key(0)) for make in both] for both in made.values()]
     sizes = [(ours.in_channels, *(5, 6, 4)[: ours.num_spatial_dims]) for ours, _ in pairs]
@@ -72,7 +58,7 @@ def test_fields_outputs_and_draws_equal_equinox(kind, getkey):
     @eqx.filter_jit
     def outputs_and_drawn(pairs, key):
         outputs = [[each(x) for each in pair] for pair, x in zip(pairs, xs, strict=True)]
-        drawn = [both for name, both in made.items() if name in DRAWN]
+        drawn = [made[name] for name in ("negative", "lower", "by axis") if name in made]
         return outputs, [[make(key=jr.clone(key)) for make in both] for both in drawn]
 
     outputs, drawn = outputs_and_drawn(pairs, getkey())
