@@ -71,12 +71,6 @@ def test_quantile_intervals_are_moved_by_one_distance():
     np.testing.assert_allclose(found, np.stack([means, means]), rtol=1e-5, atol=1e-5)
 
 
-def test_what_has_no_variance_is_told_of_the_score_that_serves():
-    cauchy = bayes.Mixture(dist.Cauchy(np.zeros((1, 50)), 1.0))
-    with pytest.raises(ValueError, match='50 of 50 are not finite; score="quantile" needs no'):
-        bayes.conformal_intervals(cauchy, np.zeros(50), score="normalised")
-
-
 def test_adaptive_sets_hold_the_classes_until_their_mass_is_above_the_quantile():
     labels = np.array([0, 0, 0, 0, 1, 1, 1, 1, 2])
     # The eighth smallest of nine scores is that of the second class, 0.5.
@@ -129,32 +123,46 @@ def test_rank_is_that_of_the_decimal_level():
     np.testing.assert_allclose(quantile, 10, rtol=1e-6)
 
 
-def test_wrong_level_and_shapes_are_refused():
-    for level in (0, 1, 90):
-        with pytest.raises(ValueError, match=r"level must lie in \(0, 1\)"):
-            bayes.conformal_intervals(normal(np.zeros(20)), np.zeros(20), level=level)
-    for shape in ((5, 1), (4,), ()):
-        with pytest.raises(ValueError, match=r"y and prediction of the same shape \(N,\)"):
-            bayes.conformal_intervals(normal(np.zeros(5)), np.zeros(shape), level=0.5)
+ZEROS, THIRDS = np.zeros(5), np.full((5, 3), 1 / 3)
+CAUCHY = bayes.Mixture(dist.Cauchy(np.zeros((1, 50)), 1.0))
+intervals, sets = bayes.conformal_intervals, bayes.conformal_sets
+WRONG_VALUES = [
+    *[
+        (lambda n=n: intervals(normal(ZEROS), ZEROS, level=n), r"level must lie in \(0, 1\)")
+        for n in (0, 1, 90)
+    ],
+    *[
+        (
+            lambda shape=shape: intervals(normal(ZEROS), np.zeros(shape), level=0.5),
+            r"y and prediction of the same shape \(N,\)",
+        )
+        for shape in ((5, 1), (4,), ())
+    ],
+    (
+        lambda: intervals(CAUCHY, np.zeros(50), score="normalised"),
+        '50 of 50 are not finite; score="quantile" needs no',
+    ),
+    (
+        lambda: sets(categorical(THIRDS), np.arange(5), level=0.5),
+        "labels from 0 to 2, got labels from 0 to 4",
+    ),
+    (
+        lambda: intervals(normal(ZEROS), ZEROS, level=0.5, score="mean"),
+        'score must be "normalised" or "quantile", got \'mean\'',
+    ),
+    (
+        lambda: sets(categorical(THIRDS), np.zeros(5, int), level=0.5, score="aps"),
+        'score must be "probability" or "adaptive", got \'aps\'',
+    ),
+]
+WRONG_TYPES = [
+    (lambda: sets(np.ones((9, 2)), ZEROS), r"CategoricalMixture, got .*Mixture\(logits\[None\]\)"),
+    (lambda: intervals(np.ones(9), ZEROS), r"Mixture, got .*Normal\(mean\[None\], scale\)"),
+]
 
 
-def test_wrong_labels_are_refused():
-    with pytest.raises(ValueError, match="labels from 0 to 2, got labels from 0 to 4"):
-        bayes.conformal_sets(categorical(np.full((5, 3), 1 / 3)), np.arange(5), level=0.5)
-
-
-def test_what_is_no_mixture_is_refused():
-    message = r"sets expects a bayes\.CategoricalMixture, got .*Mixture\(logits\[None\]\)"
-    with pytest.raises(TypeError, match=message):
-        bayes.conformal_sets(np.ones((9, 2)), np.ones(9, int))
-    message = r"intervals expects a bayes\.Mixture, got .*Normal\(mean\[None\], scale\)"
-    with pytest.raises(TypeError, match=message):
-        bayes.conformal_intervals(np.ones(9), np.ones(9))
-
-
-def test_another_score_is_refused():
-    with pytest.raises(ValueError, match='score must be "normalised" or "quantile", got \'mean\''):
-        bayes.conformal_intervals(normal(np.zeros(5)), np.zeros(5), level=0.5, score="mean")
-    mixture = categorical(np.full((5, 3), 1 / 3))
-    with pytest.raises(ValueError, match='score must be "probability" or "adaptive", got \'aps\''):
-        bayes.conformal_sets(mixture, np.zeros(5, int), level=0.5, score="aps")
+@pytest.mark.parametrize(("error", "cases"), [(ValueError, WRONG_VALUES), (TypeError, WRONG_TYPES)])
+def test_bad_input_is_refused(error, cases):
+    for call, words in cases:
+        with pytest.raises(error, match=words):
+            call()

@@ -2,9 +2,9 @@
 
 import functools
 import itertools
-import pathlib
 import re
 import types
+from typing import ClassVar
 
 import arviz_stats
 import jax
@@ -137,16 +137,14 @@ def test_run_without_a_file_says_that_nothing_was_saved(monkeypatch, ctrl_c):
         run()
 
 
-def test_finished_run_is_read_from_its_file(tmp_path, monkeypatch):
-    first = run(checkpoint=tmp_path / "run")
-    monkeypatch.setattr(_infer, "advance", lambda *args: iter(()))
-    np.testing.assert_array_equal(draws(run(checkpoint=tmp_path / "run")), draws(first))
-
-
-def test_more_samples_go_on_from_fewer(tmp_path):
-    run(checkpoint=tmp_path / "run")
-    longer = eqx.tree_at(lambda method: method.num_samples, SHORT, 12)
-    extended = run(longer, checkpoint=tmp_path / "run")
+def test_finished_run_is_read_from_its_file_and_extended(tmp_path, monkeypatch):
+    path = tmp_path / "run"
+    first = run(checkpoint=path)
+    with monkeypatch.context() as patch:
+        patch.setattr(_infer, "advance", lambda *args: iter(()))
+        np.testing.assert_array_equal(draws(run(checkpoint=path)), draws(first))
+    longer = sgld(num_samples=12)
+    extended = run(longer, checkpoint=path)
     np.testing.assert_array_equal(draws(extended), draws(run(longer)))
 
 
@@ -156,60 +154,60 @@ def test_where_calls_end_does_not_matter(monkeypatch):
     np.testing.assert_array_equal(draws(run()), expected)
 
 
-@pytest.mark.parametrize(("chains", "lengths"), [(2, [1, 1, 1, 1]), (64, [1, 2, 1])])
-def test_calls_of_many_chains_that_wait_for_each_other_are_longer(chains, lengths, monkeypatch):
+class Waiting(bayes.SGLD):
+    """Fast chains of a batch wait for slow ones, as in `bayes.NUTS`."""
+
+    makes_draws_in_turn: ClassVar[bool] = False
+
+
+@pytest.mark.parametrize(
+    ("kind", "chains", "lengths"),
+    [(Waiting, 2, [1, 1, 1, 1]), (Waiting, 64, [1, 2, 1]), (bayes.SGLD, 64, [1, 1, 1, 1])],
+)
+def test_calls_of_many_chains_that_wait_for_each_other_are_longer(
+    kind, chains, lengths, monkeypatch
+):
     """Each call seems to take 0.5 s, its goal for few chains."""
     clock = itertools.count(step=0.5)
     fake = types.SimpleNamespace(perf_counter=lambda: next(clock))
     monkeypatch.setattr("eqxlike.bayes._inference._infer.time", fake)
     found, problem = [], bayes.Problem(small_target())
-    method = bayes.NUTS(num_samples=4, num_warmup=0, chains=chains, max_doublings=2)
+    method = kind(num_samples=4, num_warmup=0, thin=1, chains=chains, descent_steps=0)
     begun = _infer.start(method, problem, jr.key(0))
     for after, _ in _infer.advance(method, problem, begun, jr.key(1)):
         found.append(after.step - sum(found))
     assert found == lengths
 
 
-OTHER_METHODS = {
-    "its method differs: SGLD, not MAP": MAP,
-    r"with other settings: .*num_warmup 6, not 0": sgld(num_warmup=0),
-    (
-        r"num_samples = 8, and num_samples = 4 was requested\. Pass at least 8 to continue .*"
-        r".* `bayes\.load` with num_samples = 8, and call `samples\(4, key=key"
-    ): sgld(num_samples=4),
-}
-
-
 def test_file_of_another_run_is_refused(tmp_path):
     path = tmp_path / "run"
     run(checkpoint=path)
-    with pytest.raises(ValueError, match="its key differs"):
-        run(seed=2, checkpoint=path)
-    with pytest.raises(ValueError, match="its data differs"):
-        run(target=small_target(slice(None, None, -1)), checkpoint=path)
-    with pytest.raises(ValueError, match="its method differs: SGLD, not MAP"):
-        run(MAP, checkpoint=path)
-    for message, method in OTHER_METHODS.items():
+    again, load = functools.partial(run, checkpoint=path), functools.partial(bayes.load, path)
+    for call, message in [
+        (lambda: again(seed=2), "its key differs"),
+        (lambda: again(target=small_target(slice(None, None, -1))), "its data differs"),
+        (lambda: again(MAP), "its method differs: SGLD, not MAP"),
+        (lambda: load(small_target(), MAP), "its method differs: SGLD, not MAP"),
+        (
+            lambda: load(small_target(), sgld(num_warmup=0)),
+            "with other settings: .*num_warmup 6, not 0",
+        ),
+        (
+            lambda: load(small_target(), sgld(num_samples=4)),
+            r"num_samples = 8, and num_samples = 4 was requested\. Pass at least 8 to continue .*"
+            r".* `bayes\.load` with num_samples = 8, and call `samples\(4, key=key",
+        ),
+    ]:
         with pytest.raises(ValueError, match=message):
-            bayes.load(path, small_target(), method)
-
-
-def test_file_that_is_no_run_is_refused(tmp_path: pathlib.Path):
-    path = tmp_path / "run"
-    for content in (b"", b"{}", b"[1]\n", b'{"format": 3}\n'):
-        path.write_bytes(content)
-        with pytest.raises(ValueError, match=r"is not a run of `bayes.infer`"):
-            run(checkpoint=path)
-        with pytest.raises(ValueError, match=r"is not a run of `bayes.infer`"):
-            bayes.load(path, small_target(), SHORT)
-
-
-def test_truncated_file_is_refused(tmp_path):
-    path = tmp_path / "run"
-    run(checkpoint=path)
+            call()
     path.write_bytes(path.read_bytes()[:-40])
     with pytest.raises(ValueError, match=r"run is damaged: .*'draw'.* expected 512 bytes"):
-        bayes.load(path, small_target(), SHORT)
+        load(small_target(), SHORT)
+    for content in (b"", b"{}", b"[1]\n", b'{"format": 3}\n'):
+        path.write_bytes(content)
+        for call in (again, lambda: load(small_target(), SHORT)):
+            with pytest.raises(ValueError, match=r"is not a run of `bayes.infer`"):
+                call()
 
 
 # --- how chains run -----------------------------------------------------------------------------
@@ -289,13 +287,7 @@ def test_effective_sizes_of_alternating_and_of_discrete_draws_are_those_of_arviz
     np.testing.assert_allclose(found.ess_tail[1], tail, rtol=0.05)
 
 
-def test_convergence_of_too_few_draws_is_refused():
-    for shape in ((10,), (4, 3)):
-        with pytest.raises(ValueError, match=r"\(chains, draws, \.\.\.\) with at least 4 draws"):
-            bayes.convergence(np.zeros(shape))
-
-
-def test_chains_that_did_not_meet_are_told():
+def test_chains_that_disagree_are_a_warning():
     with pytest.warns(bayes.InferenceWarning, match="SGLD: the chains disagree on the outputs"):
         run()
 
@@ -315,46 +307,42 @@ def test_method_without_chains_or_evidence_says_so():
 # --- bad input ----------------------------------------------------------------------------------
 
 
-def test_class_in_place_of_a_method():
-    with pytest.raises(TypeError, match=r"NUTS\'>: call it, `NUTS\(\.\.\.\)`"):
-        bayes.infer(small_target(), bayes.NUTS, key=jr.key(0))  # pyright: ignore[reportArgumentType]
-    with pytest.raises(TypeError, match=r"call it, `NUTS\(\.\.\.\)`"):
-        bayes.load("run", small_target(), bayes.NUTS)  # pyright: ignore[reportArgumentType]
+def far_away():
+    return bayes.Posterior(linear(), bayes.normal(), bayes.Gaussian(1.0), (1e200 * X, Y))
 
 
-def test_model_in_place_of_a_target():
-    with pytest.raises(TypeError, match=r"target must be a bayes.Posterior.* got one of type int"):
-        bayes.infer(3, bayes.MAP(), key=jr.key(0))  # pyright: ignore[reportArgumentType]
-    with pytest.raises(TypeError, match=r"target must be a bayes.Posterior.* got one of type int"):
-        bayes.simulation_ranks(3, bayes.MAP(), key=jr.key(0))  # pyright: ignore[reportArgumentType]
+def predicted(x):
+    return bayes.predict(uninterrupted(), x, key=jr.key(0))
 
 
-def test_start_that_is_not_finite():
-    target = bayes.Posterior(linear(), bayes.normal(), bayes.Gaussian(1.0), (1e200 * X, Y))
-    with pytest.raises(
-        ValueError, match=r"infer: the log likelihood is -inf at the initial parameters of"
-    ):
-        run(target=target)
+NO_TARGET = r"target must be a bayes.Posterior.* got one of type int"
+SHAPE = r"inputs of shape \(2,\), as in the data; got inputs of shape "
+BAD_INPUT = [
+    (lambda: run(bayes.NUTS), TypeError, r"NUTS\'>: call it, `NUTS\(\.\.\.\)`"),
+    (lambda: bayes.load("run", small_target(), bayes.NUTS), TypeError, r"`NUTS\(\.\.\.\)`"),
+    (lambda: run(MAP, target=3), TypeError, NO_TARGET),
+    (lambda: bayes.simulation_ranks(3, MAP, key=jr.key(0)), TypeError, NO_TARGET),
+    (
+        lambda: run(target=far_away()),
+        ValueError,
+        "log likelihood is -inf at the initial parameters",
+    ),
+    (
+        lambda: uninterrupted().model(uninterrupted().samples(3, key=jr.key(0))),
+        *(ValueError, r"at model\.weight; got shape \(3, 1, 2\)"),
+    ),
+    (lambda: predicted(np.ones((4, 3))), ValueError, SHAPE + r"\(3,\)\.$"),
+    (lambda: predicted(np.ones(2)), ValueError, SHAPE + r"\(\)\. For one .* pass `x\[None\]`\.$"),
+    (lambda: predicted(X[:0]), ValueError, "x has no examples"),
+    (lambda: bayes.convergence(np.zeros(10)), ValueError, r"\(chains, draws, .* at least 4 draws"),
+    (lambda: bayes.convergence(np.zeros((4, 3))), ValueError, "with at least 4 draws"),
+]
 
 
-def test_many_samples_in_place_of_one():
-    posterior = uninterrupted()
-    with pytest.raises(ValueError, match=r"at model\.weight; got shape \(3, 1, 2\)"):
-        posterior.model(posterior.samples(3, key=jr.key(0)))
-
-
-@pytest.mark.parametrize(
-    ("x", "text"),
-    [
-        (np.ones((4, 3)), r"got inputs of shape \(3,\)\.$"),
-        (np.ones(2), r"got inputs of shape \(\)\. For one input, pass `x\[None\]`\.$"),
-    ],
-)
-def test_inputs_of_another_shape(x, text):
-    with pytest.raises(ValueError, match=r"inputs of shape \(2,\), as in the data; " + text):
-        bayes.predict(uninterrupted(), x, key=jr.key(0))
-    with pytest.raises(ValueError, match="x has no examples"):
-        bayes.predict(uninterrupted(), X[:0], key=jr.key(0))
+def test_bad_input_is_an_error():
+    for call, error, message in BAD_INPUT:
+        with pytest.raises(error, match=message):
+            call()
 
 
 # --- predictions --------------------------------------------------------------------------------

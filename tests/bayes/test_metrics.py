@@ -1,5 +1,4 @@
 import functools
-import re
 
 import jax
 import jax.numpy as jnp
@@ -55,39 +54,6 @@ def test_rmse_and_nll_of_one_component_are_those_of_sklearn_and_scipy():
     np.testing.assert_allclose(nll, -scipy.stats.norm(mean, scale).logpdf(y).mean(), rtol=1e-5)
 
 
-def test_nll_is_of_what_has_a_density():
-    with pytest.raises(TypeError, match="with a method `log_prob`"):
-        metrics.nll([1.0], jnp.ones(1))
-
-
-def test_measure_that_is_called_otherwise_says_how_to_call_it():
-    mixture, y = bayes.Mixture(dist.Normal(jnp.zeros((2, 5)), 1.0)), jnp.zeros(5)
-    for call, way_out in [
-        (lambda: metrics.nll(y, mixture), "nll(prediction, y)"),
-        (lambda: metrics.crps(mixture, y), "crps(y, prediction)"),
-        (lambda: metrics.rmse(mixture, y), "rmse(prediction.mean, y)"),
-        (lambda: metrics.rmse(y, mixture), "rmse(prediction.mean, y)"),
-        (lambda: metrics.coverage(y, mixture, y), "*prediction.interval(0.9))"),
-        (lambda: metrics.sharpness(mixture, y), "*prediction.interval(0.9))"),
-    ]:
-        with pytest.raises(TypeError, match=rf"rite `.*{re.escape(way_out)}`\.$"):
-            call()
-
-
-def test_measure_of_classes_asks_a_prediction_for_its_probabilities():
-    mixture = bayes.CategoricalMixture(jnp.zeros((2, 5, 3)))
-    for measure in (metrics.accuracy, metrics.brier, metrics.ece):
-        with pytest.raises(TypeError, match=r"got a CategoricalMixture: write `prediction\.prob"):
-            measure(mixture, jnp.zeros(5, int))
-
-
-def test_nll_of_targets_that_would_broadcast_is_refused():
-    with pytest.raises(
-        ValueError, match=r"y of shape \(5, 1\) and log densities of shape \(5, 5\)"
-    ):
-        metrics.nll(dist.Normal(jnp.zeros(5), 1.0), jnp.zeros((5, 1)))
-
-
 def test_nll_takes_a_distribution_over_vectors():
     nll = jax.jit(lambda y: metrics.nll(dist.MultivariateNormal(jnp.zeros(3), jnp.eye(3)), y))
     exact = -scipy.stats.multivariate_normal(np.zeros(3)).logpdf(np.ones((2, 3))).mean()
@@ -111,11 +77,6 @@ def test_bins_of_equal_mass_hold_as_many_each():
     parts = np.split(np.argsort(CONFIDENCE), 10)
     gaps = [abs(IS_RIGHT[part].mean() - CONFIDENCE[part].mean()) for part in parts]
     np.testing.assert_allclose(measured()["ece of mass"], np.mean(gaps), rtol=1e-4)
-
-
-def test_another_word_for_bins_is_refused():
-    with pytest.raises(ValueError, match='equal must be "width" or "mass", got \'size\''):
-        metrics.ece(PROBABILITIES, LABELS, equal="size")
 
 
 def test_coverage_counts_both_ends_in():
@@ -164,32 +125,9 @@ def test_boolean_labels_are_two_classes():
         np.testing.assert_array_equal(measured(booleans), measured(labels))
 
 
-def test_labels_that_are_no_numbers_of_classes_say_how_to_get_them():
-    def nll(logits, labels):
-        return metrics.nll(bayes.CategoricalMixture(logits), labels)
-
-    for use in (metrics.accuracy, nll):
-        with pytest.raises(TypeError, match=r"dtype <U1\. .* `np\.unique\(labels"):
-            use(jnp.zeros((1, 2, 2)), np.array(["a", "b"]))
-    with pytest.raises(ValueError, match=r"got dtype float32\. Pass `y\.astype\(int\)`"):
-        bayes.CategoricalMixture(jnp.zeros((1, 2, 2))).log_prob(jnp.zeros(2))
-    with pytest.raises(TypeError, match=r"got a CategoricalMixture\. For classes use `brier"):
-        metrics.crps(jnp.zeros(2), bayes.CategoricalMixture(jnp.zeros((1, 2, 2))))
-
-
 def test_coverage_of_counts_is_a_fraction():
     with jax.numpy_dtype_promotion("standard"):
         assert metrics.coverage(jnp.arange(4), jnp.zeros(4), jnp.full(4, 1.5)) == 0.5
-
-
-def test_wrong_shapes_are_refused():
-    for function in (metrics.accuracy, metrics.brier, metrics.ece):
-        with pytest.raises(ValueError, match=r"of shape \(\*N\), got \(5, 3\) and \(4,\)"):
-            function(jnp.ones((5, 3)), jnp.zeros(4, jnp.int32))
-        with pytest.raises(ValueError, match="integer labels, got dtype float32"):
-            function(jnp.ones((5, 3)), jnp.zeros(5))
-        with pytest.raises(ValueError, match="labels from 0 to 2, got labels from -1 to 3"):
-            function(jnp.ones((5, 3)), jnp.arange(-1, 4))
 
 
 def test_scores_may_be_integers():
@@ -197,11 +135,59 @@ def test_scores_may_be_integers():
     assert metrics.rmse(jnp.array([100_000, 0]), jnp.array([0, 100_000])) == 100_000
 
 
-def test_shapes_that_would_broadcast_are_refused():
-    with pytest.raises(ValueError, match=r"same shape, got prediction \(5,\), y \(5, 1\)"):
-        metrics.rmse(jnp.zeros(5), jnp.zeros((5, 1)))
+ZEROS, MIXTURE = jnp.zeros(5), bayes.Mixture(dist.Normal(jnp.zeros((2, 5)), 1.0))
+CLASSES = bayes.CategoricalMixture(jnp.zeros((2, 5, 3)))
+WRONG_TYPES = [
+    (lambda: metrics.nll([1.0], jnp.ones(1)), "with a method `log_prob`"),
+    (lambda: metrics.nll(ZEROS, MIXTURE), r"rite `.*nll\(prediction, y\)`\.$"),
+    (lambda: metrics.crps(MIXTURE, ZEROS), r"rite `.*crps\(y, prediction\)`\.$"),
+    (lambda: metrics.rmse(MIXTURE, ZEROS), r"rite `.*rmse\(prediction\.mean, y\)`\.$"),
+    (lambda: metrics.rmse(ZEROS, MIXTURE), r"rite `.*rmse\(prediction\.mean, y\)`\.$"),
+    (lambda: metrics.coverage(ZEROS, MIXTURE, ZEROS), r"`.*\*prediction\.interval\(0\.9\)\)`\.$"),
+    (lambda: metrics.sharpness(MIXTURE, ZEROS), r"`.*\*prediction\.interval\(0\.9\)\)`\.$"),
+    (lambda: metrics.nll(CLASSES, np.array(["a"] * 5)), r"dtype <U1\. .* `np\.unique\(labels"),
+    (
+        lambda: metrics.accuracy(jnp.zeros((1, 2, 2)), np.array(["a", "b"])),
+        r"dtype <U1\. .* `np\.unique\(labels",
+    ),
+    (
+        lambda: metrics.crps(ZEROS, CLASSES),
+        r"got a CategoricalMixture\. For classes use `brier",
+    ),
+]
+WRONG_VALUES = [
+    (
+        lambda: metrics.nll(dist.Normal(ZEROS, 1.0), ZEROS[:, None]),
+        r"y of shape \(5, 1\) and log densities of shape \(5, 5\)",
+    ),
+    (lambda: CLASSES.log_prob(ZEROS), r"got dtype float32\. Pass `y\.astype\(int\)`"),
+    (lambda: metrics.ece(PROBABILITIES, LABELS, equal="size"), '"width" or "mass", got \'size\''),
+    (lambda: metrics.calibration_bins(PROBABILITIES, LABELS, 0), "num_bins .* 1, got 0"),
+    (lambda: metrics.rmse(ZEROS, ZEROS[:, None]), r"same shape, got prediction \(5,\), y \(5, 1\)"),
+    (lambda: metrics.crps(ZEROS[:, None], MIXTURE), r"y of shape \(5, 1\) and batch shape \(5,\)"),
+    (lambda: metrics.crps(ZEROS, ZEROS), r"draws of shape \(S, \*N\) .* got \(5,\) and \(5,\)"),
+    (
+        lambda: metrics.crps(jnp.ones(1), bayes.Mixture(dist.Poisson(jnp.ones((2, 1))))),
+        "a mixture of Poisson is computed from draws: pass `key=`",
+    ),
+]
 
 
-def test_wrong_number_of_bins_is_refused():
-    with pytest.raises(ValueError, match=r"num_bins must be an integer of .* 1, got 0"):
-        metrics.calibration_bins(PROBABILITIES, LABELS, num_bins=0)
+def test_bad_input_is_an_error_that_says_what_to_pass():
+    for error, cases in ((TypeError, WRONG_TYPES), (ValueError, WRONG_VALUES)):
+        for call, words in cases:
+            with pytest.raises(error, match=words):
+                call()
+
+
+@pytest.mark.parametrize("measure", [metrics.accuracy, metrics.brier, metrics.ece])
+def test_measures_of_classes_refuse_other_labels_and_mixtures(measure):
+    for labels, words in [
+        (jnp.zeros(4, int), r"of shape \(\*N\), got \(5, 3\) and \(4,\)"),
+        (ZEROS, "integer labels, got dtype float32"),
+        (jnp.arange(-1, 4), "labels from 0 to 2, got labels from -1 to 3"),
+    ]:
+        with pytest.raises(ValueError, match=words):
+            measure(jnp.ones((5, 3)), labels)
+    with pytest.raises(TypeError, match=r"got a CategoricalMixture: write `prediction\.prob"):
+        measure(CLASSES, jnp.zeros(5, int))

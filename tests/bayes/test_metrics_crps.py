@@ -2,7 +2,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
-import pytest
 import scipy.integrate
 import scipy.stats
 
@@ -62,22 +61,3 @@ def test_crps_of_another_mixture_is_that_of_its_draws(getkey):
     found = score(np.array([[-1.0], [2.0]], np.float32), getkey())
     cdf = lambda x: scipy.stats.t(4, [-1, 2]).cdf(x).mean()
     np.testing.assert_allclose(found, integrated(cdf, 0.7), rtol=0.03)
-
-
-def test_crps_of_another_mixture_asks_for_a_key():
-    mixture = bayes.Mixture(dist.Poisson(jnp.ones((2, 1))))
-    with pytest.raises(
-        ValueError, match="a mixture of Poisson is computed from draws: pass `key=`"
-    ):
-        metrics.crps(jnp.ones(1), mixture)
-
-
-def test_crps_of_a_mixture_of_another_shape_is_refused():
-    mixture = bayes.Mixture(dist.Normal(jnp.zeros((3, 5)), 1.0))
-    with pytest.raises(ValueError, match=r"y of shape \(5, 1\) and batch shape \(5,\)"):
-        metrics.crps(jnp.zeros((5, 1)), mixture)
-
-
-def test_crps_of_draws_without_their_axis_is_refused():
-    with pytest.raises(ValueError, match=r"draws of shape \(S, \*N\) .* got \(5,\) and \(5,\)"):
-        metrics.crps(jnp.zeros(5), jnp.zeros(5))

@@ -84,19 +84,6 @@ def test_quantile_in_64_bit_mode_has_its_digits():
         np.testing.assert_allclose(found, scipy.stats.norm.ppf(0.975), rtol=1e-13)
 
 
-def test_wrong_levels_and_probabilities_are_refused():
-    mixture = mixture_of(jnp.zeros((2, 1)), 1.0)
-    for number in (0, 1.0, -0.5, 90):
-        with pytest.raises(ValueError, match=r"level must lie in \(0, 1\)"):
-            mixture.interval(number)
-        with pytest.raises(ValueError, match=r"probability must lie in \(0, 1\)"):
-            mixture.quantile(number)
-    with pytest.raises(ValueError, match=r"probability must lie in \(0, 1\)"):
-        mixture.quantile(np.float32(1.5))
-    with pytest.raises(ValueError, match=r"one probability, got shape \(2,\)\. .* `jax\.vmap"):
-        mixture.quantile(jnp.array([0.1, 0.9]))
-
-
 def test_means_that_are_integers_have_quantiles_between_integers():
     with jax.numpy_dtype_promotion("standard"):
         mixture = mixture_of(np.array([[0], [2]]), 1.0)
@@ -107,36 +94,27 @@ def test_target_that_is_no_number_has_no_cdf():
     assert np.isnan(mixture_of(jnp.zeros((2, 1)), 1.0).cdf(jnp.array([np.nan]))).all()
 
 
-def test_quantile_of_counts_is_that_of_scipy():
-    rates = np.array([[3.0, 100.0]], np.float32)
-    quantile = jax.jit(lambda p: bayes.Mixture(dist.Poisson(rates)).quantile(p))
-    for probability in (0.05, 0.5, 0.95):
-        expected = scipy.stats.poisson([3, 100]).ppf(probability)
-        np.testing.assert_array_equal(quantile(probability), expected)
-
-
-def test_quantile_of_counts_whose_cdf_is_nan_below_zero_is_that_of_scipy():
-    means = np.full((2, 3), 3.0, np.float32)
-    quantile = jax.jit(lambda p: bayes.Mixture(dist.NegativeBinomial2(means, 2.0)).quantile(p))
-    for probability in (0.001, 0.3, 0.9):
-        expected = scipy.stats.nbinom(2.0, 2.0 / 5.0).ppf(probability)
-        np.testing.assert_array_equal(quantile(probability), np.full(3, expected))
-
-
-def test_quantile_of_heavy_tails_without_a_mean_is_that_of_scipy():
-    means = np.array([[3.0, 100.0]], np.float32)
-    quantile = jax.jit(lambda p: bayes.Mixture(dist.StudentT(1.0, means, 1.0)).quantile(p))
-    expected = scipy.stats.t(1, [3, 100]).ppf(0.001)
-    np.testing.assert_allclose(quantile(0.001), expected, rtol=1e-4)
-
-
-def test_components_need_an_axis_and_are_over_numbers():
-    with pytest.raises(ValueError, match=r"got batch shape \(\) and event shape \(\)"):
-        bayes.Mixture(dist.Normal())
-    with pytest.raises(ValueError, match=r"got batch shape \(2,\) and event shape \(3,\)"):
-        bayes.Mixture(dist.Dirichlet(jnp.ones((2, 3))))
-    with pytest.raises(TypeError, match="components must be a distribution"):
-        bayes.Mixture(jnp.ones(3))
+@pytest.mark.parametrize(
+    ("components", "expected", "rtol"),
+    [
+        (dist.Poisson(np.array([[3.0, 100.0]], np.float32)), scipy.stats.poisson([3, 100]), 0),
+        # Its CDF is NaN below 0.
+        (
+            dist.NegativeBinomial2(np.full((2, 3), 3.0, np.float32), 2.0),
+            scipy.stats.nbinom(2, 0.4),
+            0,
+        ),
+        # Its tails are heavy: there is no mean.
+        (
+            dist.StudentT(1.0, np.array([[3.0, 100.0]], np.float32), 1.0),
+            *(scipy.stats.t(1, [3, 100]), 1e-4),
+        ),
+    ],
+)
+def test_quantiles_are_those_of_scipy(components, expected, rtol):
+    quantile = jax.jit(lambda p: bayes.Mixture(components).quantile(p))
+    for probability in (0.001, 0.05, 0.3, 0.5, 0.95):
+        np.testing.assert_allclose(quantile(probability), expected.ppf(probability), rtol=rtol)
 
 
 def test_probabilities_are_averaged_not_logits():
@@ -169,22 +147,42 @@ def test_networks_that_agree_leave_no_epistemic_uncertainty():
     np.testing.assert_allclose(uncertainty(logits)[2], 0, atol=1e-6)
 
 
-def test_targets_that_would_broadcast_are_refused():
-    mixture = mixture_of(jnp.zeros((2, 5)), 1.0)
-    for method in ("log_prob", "cdf"):
-        for shape in ((5, 1), (2, 5), ()):
-            with pytest.raises(ValueError, match=rf"Mixture\.{method} expects y .* \(5,\), got \("):
-                getattr(mixture, method)(jnp.zeros(shape))
+NORMALS, CLASSES = (
+    mixture_of(jnp.zeros((2, 5)), 1.0),
+    bayes.CategoricalMixture(jnp.zeros((2, 5, 3))),
+)
+WRONG_VALUES = [
+    *[(lambda n=n: NORMALS.interval(n), r"level must lie in \(0, 1\)") for n in (0, 1.0, -0.5, 90)],
+    *[
+        (lambda n=n: NORMALS.quantile(n), r"probability must lie in \(0, 1\)")
+        for n in (0, 1.0, -0.5, 90, np.float32(1.5))
+    ],
+    (
+        lambda: NORMALS.quantile(jnp.array([0.1, 0.9])),
+        r"one probability, got shape \(2,\)\. .* `jax\.vmap",
+    ),
+    *[
+        (lambda each=each, shape=shape: each(jnp.zeros(shape)), r"expects y .* \(5,\), got \(")
+        for each in (NORMALS.log_prob, NORMALS.cdf)
+        for shape in ((5, 1), (2, 5), ())
+    ],
+    (lambda: CLASSES.log_prob(jnp.zeros((5, 1), int)), r"y of the shape .* \(5,\), got \(5, 1\)"),
+    (lambda: CLASSES.log_prob(jnp.arange(-1, 4)), "labels from 0 to 2, got labels from"),
+    (
+        lambda: CLASSES.log_prob(jnp.arange(5) // 4 * 3),
+        "labels from 0 to 2, got labels from 0 to 3",
+    ),
+    (lambda: bayes.Mixture(dist.Normal()), r"got batch shape \(\) and event shape \(\)"),
+    (
+        lambda: bayes.Mixture(dist.Dirichlet(jnp.ones((2, 3)))),
+        r"got batch shape \(2,\) and event shape \(3,\)",
+    ),
+]
 
 
-def test_classes_that_would_broadcast_are_refused():
-    mixture = bayes.CategoricalMixture(jnp.zeros((2, 5, 3)))
-    with pytest.raises(ValueError, match=r"expects y of the shape .* \(5,\), got \(5, 1\)"):
-        mixture.log_prob(jnp.zeros((5, 1), int))
-
-
-def test_labels_that_are_no_classes_are_refused():
-    mixture = bayes.CategoricalMixture(jnp.zeros((2, 2, 3)))
-    for labels in ([-1, 0], [0, 3]):
-        with pytest.raises(ValueError, match="labels from 0 to 2, got labels from"):
-            mixture.log_prob(jnp.array(labels))
+def test_bad_input_is_refused():
+    for call, words in WRONG_VALUES:
+        with pytest.raises(ValueError, match=words):
+            call()
+    with pytest.raises(TypeError, match="components must be a distribution"):
+        bayes.Mixture(jnp.ones(3))

@@ -71,17 +71,14 @@ def test_mixture_is_scaled_as_a_whole():
     np.testing.assert_allclose(after, expected, rtol=1e-4)
 
 
-def test_labels_that_are_all_predicted_leave_the_least_temperature():
-    logits = jnp.eye(3)
-    with pytest.warns(UserWarning, match=r"reached its lower limit, 0\.01"):
-        scaling = bayes.temperature_scaling(logits, jnp.arange(3))
-    np.testing.assert_allclose(scaling.temperature, 0.01, rtol=1e-5)
-
-
-def test_logits_against_the_labels_leave_the_greatest_temperature():
-    with pytest.warns(UserWarning, match="reached its upper limit, 100: the logits"):
-        scaling = bayes.temperature_scaling(-jnp.eye(3), jnp.arange(3))
-    np.testing.assert_allclose(scaling.temperature, 100, rtol=1e-5)
+@pytest.mark.parametrize(
+    ("sign", "limit", "words"),
+    [(1, 0.01, r"its lower limit, 0\.01"), (-1, 100, "its upper limit, 100")],
+)
+def test_temperature_at_a_limit_is_a_warning(sign, limit, words):
+    with pytest.warns(UserWarning, match=f"reached {words}"):
+        scaling = bayes.temperature_scaling(sign * jnp.eye(3), jnp.arange(3))
+    np.testing.assert_allclose(scaling.temperature, limit, rtol=1e-5)
 
 
 def test_wrong_labels_are_refused():
@@ -99,12 +96,9 @@ def test_wrong_labels_are_refused():
             bayes.temperature_scaling(jnp.zeros(logits), labels)
 
 
-def test_logits_that_are_not_finite_are_refused():
+def test_logits_that_are_not_finite_and_mixtures_over_numbers_are_refused():
     with pytest.raises(ValueError, match="logits: 1 of 6 are not finite"):
         bayes.temperature_scaling(jnp.zeros((2, 3)).at[0, 1].set(jnp.nan), jnp.zeros(2, int))
-
-
-def test_mixture_over_numbers_is_named():
     mixture = bayes.Mixture(dist.Normal(jnp.zeros((2, 3)), 1.0))
     with pytest.raises(TypeError, match=r"expects a bayes\.CategoricalMixture, got Mixture"):
         bayes.temperature_scaling(mixture, jnp.zeros(3, int))

@@ -41,12 +41,12 @@ class LinearModel:
 
     noise: float = 0.5
     num_data: int = 30
+    correlation: float = 0.6
 
     @property
     def x(self):
-        return np.random.default_rng(0).normal(size=(self.num_data, 2)) @ np.array(
-            [[1.0, 0.6], [0.0, 0.8]]
-        )
+        mix = np.array([[1.0, self.correlation], [0.0, np.sqrt(1 - self.correlation**2)]])
+        return np.random.default_rng(0).normal(size=(self.num_data, 2)) @ mix
 
     @property
     def y(self):
@@ -88,6 +88,29 @@ class LinearModel:
         Mandt, Hoffman and Blei (2017).
         """
         return 2 * batch_size * 3 / np.trace(self.precision)
+
+    def stationary_covariance(self, method):
+        """The covariance of draws of SGLD or SGHMC with gradients of all data.
+
+        Steps are linear: `x' = x - h P x + sqrt(2 h T) noise` for SGLD. A step of SGHMC is a map of
+        place and momentum, which is iterated here.
+        """
+        precision, one, zero = self.precision, np.eye(3), np.zeros((3, 3))
+        rate, temperature = method.step_size / self.num_data, method.temperature
+        if isinstance(method, bayes.SGLD):
+            return temperature * np.linalg.inv(precision @ (one - rate * precision / 2))
+        dt = np.sqrt(rate * temperature)
+        one_gradient = np.block(
+            [[one, dt * one], [-dt / temperature * precision, (1 - method.friction) * one]]
+        )
+        noise = np.block([[zero, zero], [zero, 2 * method.friction * one]])
+        covariance = zero
+        for _ in range(500):
+            both = np.block([[covariance, zero], [zero, one]])
+            for _ in range(method.trajectory_steps):
+                both = one_gradient @ both @ one_gradient.T + noise
+            covariance = both[:3, :3]
+        return covariance
 
     def predictive(self, x):
         """Mean and variance of new targets."""

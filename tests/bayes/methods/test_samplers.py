@@ -17,7 +17,7 @@ from eqxlike.bayes._inference._fitted import fitted_from
 from eqxlike.bayes._inference._method import Chains
 from eqxlike.bayes._methods._descent import Optimised
 from eqxlike.bayes._methods._markov_chains import StochasticState
-from tests.bayes.methods.cases import LINEAR, Rate, X, Y, check_moments
+from tests.bayes.methods.cases import LINEAR, LinearModel, Rate, X, Y, check_moments
 
 pytestmark = pytest.mark.usefixtures("as_methods_run")
 
@@ -76,21 +76,27 @@ def test_members_of_an_ensemble_begin_apart():
         np.testing.assert_array_equal(np.sort(place[:2]), np.sort(initial[:2]))
 
 
-@pytest.mark.parametrize(
-    ("repeats", "batch_size", "is_apart"), [(1, None, 0), (2000, None, 1), (2000, 4, 0)]
-)
-def test_members_train_apart_where_that_is_faster(repeats, batch_size, is_apart):
+def test_members_train_apart_where_that_is_faster():
     """One network after another or all in one batch: the same draws."""
     model = nn.MLP(2, "scalar", width_size=60, depth=1, dtype=jnp.float64, key=jr.key(0))
-    data = jax.tree.map(lambda each: np.repeat(each, repeats, axis=0), LINEAR.target.data)
-    target = bayes.Posterior(model, bayes.normal(), bayes.Gaussian(0.5), data)
-    method = bayes.EarlyStoppedEnsemble(members=2, steps=5, batch_size=batch_size)
-    assert method.runs_apart(bayes.Problem(target)) == is_apart
-    assert not bayes.NUTS().runs_apart(bayes.Problem(target))
-    found = [run(method, target, chain_method=each).found for each in (None, "vectorized")]
-    other = run(method, target, chain_method="sequential").found
-    np.testing.assert_allclose(found, [other] * 2, rtol=1e-9, atol=1e-12)
-    np.testing.assert_array_equal(found[0], other if is_apart else found[1])
+
+    def case(repeats, batch_size, *chain_methods):
+        data = jax.tree.map(lambda each: np.repeat(each, repeats, axis=0), LINEAR.target.data)
+        target = bayes.Posterior(model, bayes.normal(), bayes.Gaussian(0.5), data)
+        method = bayes.EarlyStoppedEnsemble(members=2, steps=5, batch_size=batch_size)
+        assert not bayes.NUTS().runs_apart(bayes.Problem(target))
+        found = [run(method, target, chain_method=each).found for each in chain_methods]
+        return method.runs_apart(bayes.Problem(target)), found
+
+    is_apart, (default, together) = case(1, None, None, "vectorized")
+    assert not is_apart
+    np.testing.assert_array_equal(default, together)
+    is_apart, (default, together, apart) = case(2000, None, None, "vectorized", "sequential")
+    assert is_apart
+    np.testing.assert_array_equal(default, apart)
+    np.testing.assert_allclose(together, apart, rtol=1e-9, atol=1e-12)
+    is_apart, _ = case(2000, 4)
+    assert not is_apart
 
 
 @jax.jit
@@ -217,38 +223,36 @@ def test_chains_begin_where_descent_ends():
     np.testing.assert_allclose(place, LINEAR.mean, atol=1e-2)
 
 
-def stochastic(method, batch_size, temperature):
-    """Independent draws, and the factor by which they are said to be too wide."""
-    posterior = run(dataclasses.replace(method, batch_size=batch_size, temperature=temperature))
-    return posterior.records["draw"][:, 0], posterior.diagnostics.broadening
+# Chains forget their start in half as many steps as with the inputs of `LINEAR`.
+UNCORRELATED = LinearModel(correlation=0.0)
+ONE_DRAW = {"num_samples": 1, "thin": 1, "chains": 1000, "descent_steps": 0}
+SGLD = bayes.SGLD(step_size=0.01, num_warmup=600, **ONE_DRAW)
+SGHMC = bayes.SGHMC(step_size=0.003, num_warmup=100, friction=0.3, trajectory_steps=8, **ONE_DRAW)
+SLOW = dataclasses.replace(SGHMC, step_size=0.001, num_warmup=250)
 
 
-ONE_DRAW = {"num_samples": 1, "thin": 1, "chains": 2000, "descent_steps": 0}
-SGLD = bayes.SGLD(step_size=0.01, num_warmup=1200, **ONE_DRAW)
-SGHMC = bayes.SGHMC(step_size=0.003, num_warmup=200, friction=0.3, trajectory_steps=8, **ONE_DRAW)
-
-SLOW = dataclasses.replace(SGHMC, step_size=0.001, num_warmup=500)
+def stochastic(method, **settings):
+    """Independent draws with minibatches, their covariance without, and the reported broadening."""
+    method = dataclasses.replace(method, **settings)
+    posterior = run(method, UNCORRELATED.target)
+    covariance = UNCORRELATED.stationary_covariance(method)
+    return posterior.records["draw"][:, 0], covariance, posterior.diagnostics.broadening
 
 
 @pytest.mark.parametrize(("method", "batch_size"), [(SGLD, 10), (SGHMC, 5), (SLOW, 1)])
-def test_minibatches_leave_the_variance_as_it_is(method, batch_size):
-    whole, nothing = stochastic(method, None, 1.0)
-    draws, broadening = stochastic(method, batch_size, 1.0)
-    assert nothing is None
+def test_minibatches_leave_the_variance_unchanged(method, batch_size):
+    draws, covariance, broadening = stochastic(method, batch_size=batch_size)
     assert broadening < 1.05
-    # Both covariances have errors.
-    check_moments(draws, LINEAR.mean, np.cov(whole.T), len(draws) / 2)
+    check_moments(draws, UNCORRELATED.mean, covariance, len(draws))
 
 
-@pytest.mark.parametrize(("method", "batch_size"), [(SGLD, 2), (SGHMC, 2)])
-def test_gradient_noise_that_is_too_large_is_warned_of(method, batch_size):
-    method = dataclasses.replace(method, step_size=2 * method.step_size)
-    whole, _ = stochastic(method, None, 0.5)
-    with pytest.warns(
-        bayes.InferenceWarning, match="gradient noise of minibatches increases the var"
-    ):
-        draws, broadening = stochastic(method, batch_size, 0.5)
-    white = np.linalg.solve(np.linalg.cholesky(np.cov(whole.T)), draws.T)
+@pytest.mark.parametrize("method", [SGLD, SGHMC])
+def test_too_much_gradient_noise_is_a_warning(method):
+    settings = {"step_size": 2 * method.step_size, "temperature": 0.5, "batch_size": 2}
+    text = "gradient noise of minibatches increases the var"
+    with pytest.warns(bayes.InferenceWarning, match=text):
+        draws, covariance, broadening = stochastic(method, **settings)
+    white = np.linalg.solve(np.linalg.cholesky(covariance), draws.T)
     factor = np.linalg.eigvalsh(np.cov(white)).max()
     assert factor > 1.2
     np.testing.assert_allclose(broadening, factor, rtol=0.4)
