@@ -12,7 +12,6 @@ MAX_LINES = 700
 # The packages that `dependencies` installs, and those that an extra installs.
 CORE = {"jax", "jaxlib", "jaxtyping", "numpy", "optax", "wadler_lindig"}
 EXTRAS = {
-    "arviz_stats",
     "etils",
     "matplotlib",
     "orbax",

@@ -5,6 +5,7 @@ folder and run there, so that what is imported is what was installed.
 """
 
 import contextlib
+import importlib
 import pathlib
 import sys
 from collections.abc import Iterator
@@ -68,14 +69,20 @@ def core() -> None:
         bayes.plot.reliability(jnp.array([[0.9, 0.1]]), jnp.array([0]))
 
 
-def with_bayes() -> None:
-    x = jnp.linspace(-1.0, 1.0, 8)[:, None]
+X = jnp.linspace(-1.0, 1.0, 8)[:, None]
+
+
+def inferred(method: bayes.Method) -> bayes.FittedPosterior:
     model = nn.MLP(1, "scalar", 4, 1, key=jax.random.key(0))
     target = bayes.Posterior(
-        model, prior=bayes.normal(0.0, 1.0), likelihood=bayes.Gaussian(0.1), data=(x, x[:, 0])
+        model, prior=bayes.normal(0.0, 1.0), likelihood=bayes.Gaussian(0.1), data=(X, X[:, 0])
     )
-    found = bayes.infer(target, bayes.MAP(steps=20), key=jax.random.key(1), progress=False)
-    assert bayes.predict(found, x, key=jax.random.key(2)).mean.shape == (8,)
+    return bayes.infer(target, method, key=jax.random.key(1), progress=False)
+
+
+def with_bayes() -> None:
+    found = inferred(bayes.MAP(steps=20))
+    assert bayes.predict(found, X, key=jax.random.key(2)).mean.shape == (8,)
     chains = bayes.NUTS(num_samples=2, num_warmup=2, chains=1)
     assert callable(chains.init)
 
@@ -110,8 +117,8 @@ def with_plot() -> None:
 
 
 def with_arviz() -> None:
-    density = jax.random.normal(jax.random.key(0), (100, 5))
-    assert jnp.isfinite(bayes.metrics.psis_loo(density).elpd)
+    draws = inferred(bayes.Laplace(steps=500)).to_arviz(num=200, key=jax.random.key(2))
+    assert jnp.isfinite(importlib.import_module("arviz_stats").loo(draws).elpd)
 
 
 def with_profile() -> None:
