@@ -1,4 +1,4 @@
-"""The benchmarks: columns compute the same, reports are complete. No test looks at a clock."""
+"""The benchmarks: columns compute the same, reports are complete. No test uses a clock."""
 
 import dataclasses
 import importlib.util
@@ -31,7 +31,6 @@ from benchmarks import (
     loops,
     model_steps,
     models,
-    report,
     scaling,
     table,
     training,
@@ -47,11 +46,7 @@ INSTALLED = [
 ]
 
 
-@pytest.fixture
-def as_peers_compute():
-    """NNX mixes ranks; Optax's Adam raises a float to the power of an integer array."""
-    with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
-        yield
+pytestmark = pytest.mark.usefixtures("promotion")
 
 
 # --- the columns of each row ---
@@ -59,13 +54,10 @@ def as_peers_compute():
 # Sizes of 4 and 16 throughout: each new shape of a parameter costs the compilation of its initial
 # values, in each library.
 MLP = Network("MLP", "mlp", layer_models.MLPSizes(4, 4, 2, 4), (3, 4))
-NETWORKS = (
-    MLP,
-    Network("CNN", "cnn", layer_models.CNNSizes(4, (4, 4), 4), (2, 4, 4, 4)),
-)
+CNN = Network("CNN", "cnn", layer_models.CNNSizes(4, (4, 4), 4), (2, 4, 4, 4))
 
 
-# The others are as these, of another size or of a class that another row has.
+# The other rows differ from these rows only in their size or class.
 CHOSEN = {
     "list-of-2-layers",
     "flax-trainstate-8-layers-in-and-out",
@@ -76,7 +68,7 @@ CHOSEN = {
 
 
 def few(case, *chosen):
-    """The case with some of its columns."""
+    """The case with the chosen columns."""
     builders = {column: case.builders[column] for column in chosen}
     return dataclasses.replace(case, builders=builders, baseline=chosen[0])
 
@@ -86,7 +78,7 @@ def gradient_beside_nnx(network):
     return dataclasses.replace(row, case=few(row.case, layer_networks.OURS, NNX))
 
 
-# With checks of their own: some values, some sizes.
+# Rows that define their own check.
 CHECKED = [
     *(
         row
@@ -95,24 +87,19 @@ CHECKED = [
         if row.case.slug in CHOSEN
     ),
     edge_first_calls.adam_step(1),
-    *map(gradient_beside_nnx, NETWORKS),
+    *map(gradient_beside_nnx, (MLP, CNN)),
     layer_cases.construct(MLP),
 ]
-AGREE = [
-    loops.recurrence("scalar", 5, loops.forward),
-    loops.writing(5, 2, 3, loops.forward),
-]
+AGREE = [loops.recurrence("scalar", 5, loops.forward), loops.writing(5, 2, 3, loops.forward)]
 
 
-@pytest.mark.usefixtures("as_peers_compute")
 @pytest.mark.parametrize("row", CHECKED, ids=lambda row: row.case.slug)
-def test_columns_of_a_row_agree_by_its_own_check(row):
+def test_columns_pass_the_check_of_their_row(row):
     calls, notes = cases.build(row.case)
     assert notes == []
     row.check(calls)
 
 
-@pytest.mark.usefixtures("as_peers_compute")
 @pytest.mark.parametrize("case", AGREE, ids=lambda case: case.slug)
 def test_columns_agree(case):
     calls, notes = cases.build(case)
@@ -120,7 +107,6 @@ def test_columns_agree(case):
     cases.check_agreement(calls)
 
 
-@pytest.mark.usefixtures("as_peers_compute")
 def test_training_steps_feed_their_state_back():
     calls, _ = cases.build(cases.adam_step(2, 8))
     assert list(calls) == INSTALLED
@@ -130,11 +116,10 @@ def test_training_steps_feed_their_state_back():
     cases.check_agreement(calls, times=4)
 
 
-@pytest.mark.usefixtures("as_peers_compute")
 def test_training_loops_have_one_loss(monkeypatch):
     monkeypatch.setattr(training, "num_steps", lambda width: 16)
     training.batches.cache_clear()
-    # The others are loops like these.
+    # The other columns are like these columns.
     chosen = training.BY_HAND, training.MANY_UNCHECKED, training.AHEAD, training.EQUINOX
     calls, notes = cases.build(few(training.row(2, 1, has_peers=True), *chosen))
     training.batches.cache_clear()
@@ -145,19 +130,14 @@ def test_training_loops_have_one_loss(monkeypatch):
         cases.check_agreement(calls, times=1)
 
 
+LANGUAGE = layer_models.LanguageSizes(16, 4, layer_models.TransformerSizes(4, 2, 2))
 WHOLE = (
-    model_steps.Network(
-        "language model",
-        "language_model",
-        layer_models.LanguageSizes(16, 4, layer_models.TransformerSizes(4, 2, 2)),
-        (2, 4),
-    ),
+    model_steps.Network("language model", "language_model", LANGUAGE, (2, 4)),
     model_steps.Network("CNN", "normalised_cnn", layer_models.CNNSizes(4, (4, 4), 4), (2, 4, 4, 4)),
     model_steps.resnet("ResNet", layer_models.ResNetSizes(8, 4, (1, 1), 4), 4),
 )
 
 
-@pytest.mark.usefixtures("as_peers_compute")
 @pytest.mark.parametrize("network", WHOLE, ids=lambda network: network.maker)
 def test_steps_of_whole_networks_have_one_loss_and_fit_in_memory(network):
     case = models.case(network)
@@ -166,14 +146,14 @@ def test_steps_of_whole_networks_have_one_loss_and_fit_in_memory(network):
     assert all("'torch'" in note for note in notes)
     models.check(steps, models.tolerance(network))
     state_bytes = 3 * 4 * sum(array.size for array in model_steps.weights(network))
-    steps.pop(model_steps.TORCH_EAGER, None)  # Its memory is not known.
+    steps.pop(model_steps.TORCH_EAGER, None)  # Its memory is unknown.
     assert all(step.peak_bytes() > state_bytes for step in steps.values())
-    steps[model_steps.NNX] = steps[model_steps.OURS]  # Has made three steps more.
+    steps[model_steps.NNX] = steps[model_steps.OURS]  # Three steps ahead.
     with pytest.raises(AssertionError, match="the losses of 'NNX' differ from those by hand"):
         models.check(steps, times=1)
 
 
-def test_operations_of_a_step_give_the_share_of_the_peak(monkeypatch):
+def test_rate_of_a_row_has_its_share_of_the_peak(monkeypatch):
     # torchvision states 4.09e9 products for an image, six operations each in a step.
     network = next(each for each in model_steps.NETWORKS if each.name.startswith("ResNet-50"))
     assert network.flops / 128 == pytest.approx(6 * 4.09e9, rel=1e-3)
@@ -186,7 +166,7 @@ def test_operations_of_a_step_give_the_share_of_the_peak(monkeypatch):
     assert models.rates(network, times)["peak_per_second"] is None
 
 
-def test_column_that_does_not_fit_in_memory_costs_a_note():
+def test_column_without_enough_memory_is_left_out_with_a_note():
     def fails(message):
         def call():
             raise RuntimeError(message)
@@ -215,7 +195,7 @@ def test_disagreement_names_the_column(monkeypatch):
         layer_networks.check_gradients(MLP, [NNX])
 
 
-def test_peer_that_is_not_installed_costs_a_note():
+def test_missing_peer_is_left_out_with_a_note():
     def missing():
         raise ImportError("No module named 'peer'")
 
@@ -225,27 +205,25 @@ def test_peer_that_is_not_installed_costs_a_note():
     assert notes == ["peer is left out: No module named 'peer'"]
 
 
-# --- processes of their own ---
+# --- separate processes ---
 
 
-def test_an_import_is_timed_in_a_process_of_its_own(monkeypatch, tmp_path):
+def test_import_is_timed_in_a_separate_process(monkeypatch, report_of):
     statements = {
         import_time.OURS: "import stringprep",
         import_time.EQUINOX: "import json",
         import_time.NNX: "from no_such_module import nothing",
     }
-    path = tmp_path / "report.json"
     rows = [import_time.row("small modules", statements)]
-    assert import_time.main(["--rounds", "2", "--json", str(path)], rows) == 0
-    (row,) = json.loads(path.read_text())["rows"]
+    (row,) = report_of(import_time, "--rounds", "2", rows=rows)["rows"]
     assert list(row["columns"]) == [import_time.OURS, import_time.EQUINOX]
     assert "no_such_module" in row["notes"][0]
-    # Here the module cannot be imported.
+    # This process cannot import the module.
     monkeypatch.setitem(sys.modules, "stringprep", None)
     assert import_time.import_s("import stringprep") > 0
 
 
-def test_first_steps_are_timed_in_processes_of_their_own(monkeypatch, tmp_path, capsys):
+def test_first_steps_are_timed_in_separate_processes(monkeypatch, report_of, capsys):
     seconds = {model_steps.OURS: 2.0, model_steps.NNX: 4.0}
 
     def in_process(program):
@@ -253,16 +231,15 @@ def test_first_steps_are_timed_in_processes_of_their_own(monkeypatch, tmp_path, 
         return {"first_s": seconds.get(column, 1.0), "build_s": 0.5}
 
     monkeypatch.setattr(models, "_in_process", in_process)
-    path = tmp_path / "report.json"
-    assert models.main(["--first-steps", "--first-rounds", "2", "--json", str(path)], []) == 0
-    first, building = json.loads(path.read_text())["rows"]
+    report = report_of(models, "--first-steps", "--first-rounds", "2", rows=[])
+    first, building = report["rows"]
     ours = first["columns"][model_steps.OURS]
     assert (ours["completion_us"], ours["completion_ratio"]["median"]) == (2e6, 0.5)
     assert building["columns"][model_steps.SCAN_STACK]["completion_us"] == 5e5
     assert models.FIRST_STEP in capsys.readouterr().out
 
 
-def test_programs_of_libraries_have_ratios_to_equinox_where_they_agree(monkeypatch, tmp_path):
+def test_programs_of_libraries_must_agree_with_equinox(monkeypatch, report_of):
     def in_process(library, topic, program):
         seconds = 2.0 if library == "equinox" else 1.0
         sums = [1.0, seconds if program == "differs" else 2.0]
@@ -270,10 +247,9 @@ def test_programs_of_libraries_have_ratios_to_equinox_where_they_agree(monkeypat
 
     downstream.samples_of.cache_clear()
     monkeypatch.setattr(downstream, "in_process", in_process)
-    path = tmp_path / "report.json"
     rows = [downstream.Row(kind, "a_topic", "one") for kind in (downstream.FIRST, downstream.WARM)]
-    assert downstream.main(["--rounds", "2", "--json", str(path)], rows) == 0
-    found = [row["columns"] for row in json.loads(path.read_text())["rows"]]
+    report = report_of(downstream, "--rounds", "2", rows=rows)
+    found = [row["columns"] for row in report["rows"]]
     for column, seconds in ((downstream.OURS, [10, 1]), (downstream.EQUINOX, [20, 2])):
         assert [row[column]["completion_us"] / 1e6 for row in found] == seconds
     with pytest.raises(AssertionError, match="a_topic: differs"):
@@ -283,11 +259,8 @@ def test_programs_of_libraries_have_ratios_to_equinox_where_they_agree(monkeypat
 # --- reports ---
 
 
-def test_report_is_complete_and_gives_the_same_table_again(tmp_path, capsys):
-    path = tmp_path / "made" / "report.json"
-    arguments = ["--quick", "--rounds", "2", "--rows", "Identity", "--json", str(path)]
-    assert jit_overhead.main(arguments) == 0
-    found = json.loads(path.read_text())
+def test_report_is_complete_and_its_table_can_be_printed(report_of, tmp_path, capsys):
+    found = report_of(jit_overhead, "--quick", "--rounds", "2", "--rows", "Identity")
     assert found["is_complete"]
     assert found["method"]["rounds"] == 2
     assert {"jax", "equinox", "flax", "python", "cpu", "cores", "date"} <= set(found["machine"])
@@ -300,6 +273,7 @@ def test_report_is_complete_and_gives_the_same_table_again(tmp_path, capsys):
             assert set(column[f"{kind}_ratio"]) == {"lower", "median", "upper"}
             assert len(column["samples"][f"{kind}_us"]) == 2
     capsys.readouterr()
+    path = tmp_path / "made" / "report.json"
     assert table.main([str(path)]) == 0
     printed = capsys.readouterr().out
     assert all(name in printed for name in ("Identity, (1, 1)", *INSTALLED))
@@ -307,46 +281,27 @@ def test_report_is_complete_and_gives_the_same_table_again(tmp_path, capsys):
     assert f"(ratio to {columns.FLAT})" in capsys.readouterr().out
 
 
-def test_memory_is_divided_by_the_number_of_devices(tmp_path):
-    path = tmp_path / "report.json"
-    row = scaling.Row("FSDP", 1, 32)
-    assert scaling.main(["--rounds", "1", "--json", str(path)], [row]) == 0
-    report = json.loads(path.read_text())
-    (row,) = report["rows"]
+def test_memory_is_divided_by_the_number_of_devices(report_of):
+    (row,) = report_of(scaling, "--rounds", "1", rows=[scaling.Row("FSDP", 1, 32)])["rows"]
     alone, half = (row["memory"][column]["at rest"] for column in ("1 device", "2 devices"))
     assert 0.5 <= half / alone < 0.51
     assert row["memory"]["1 device"]["exchanged"] == 0 < row["memory"]["2 devices"]["exchanged"]
 
 
-def test_cells_hold_time_and_ratio():
-    samples = {
-        columns.MODULE: Samples((10.0, 10.0), (20.0, 20.0), 1),
-        columns.OURS: Samples((5.0, 6.0), (210.0, 190.0), 1),
-    }
-    result = report.new_report({"rounds": 2})
-    result["rows"].append(report.row("row", summarise(samples, columns.MODULE), ["a note"]))
-    assert table.cells(result, "completion") == [
-        ["", columns.MODULE, columns.OURS],
-        ["row", "20.0 (1.00)", "200 (10.00)"],
-    ]
-
-
-def test_ctrl_c_prints_and_keeps_what_was_measured(monkeypatch, capsys, tmp_path):
+def test_ctrl_c_keeps_and_prints_the_measured_rows(monkeypatch, capsys, report_of):
     def interrupted():
         raise KeyboardInterrupt
 
     first = cases.Case("first", {columns.MODULE: lambda: lambda: 0.0})
     second = cases.Case("second", {columns.MODULE: interrupted})
     monkeypatch.setattr(cases, "CASES", (first, second))
-    path = tmp_path / "report.json"
-    assert jit_overhead.main(["--rounds", "1", "--json", str(path)]) == 130
+    found = report_of(jit_overhead, "--rounds", "1", status=130)
     assert "first" in capsys.readouterr().out
-    found = json.loads(path.read_text())
     assert [row["name"] for row in found["rows"]] == ["first"]
     assert not found["is_complete"]
 
 
-def test_wrong_rows_and_unwritable_file_are_told_before_measuring(capsys, tmp_path):
+def test_wrong_rows_and_unwritable_file_are_errors_before_measuring(capsys, tmp_path):
     for benchmark in (jit_overhead, layers, scaling):
         assert benchmark.main(["--rows", "nothing of the kind"]) == 2
         assert "no case matches 'nothing of the kind'" in capsys.readouterr().err
@@ -355,15 +310,11 @@ def test_wrong_rows_and_unwritable_file_are_told_before_measuring(capsys, tmp_pa
     assert capsys.readouterr().err.startswith("benchmarks.jit_overhead: ")
 
 
-def test_whole_run_says_what_finished_what_was_cut_and_which_tests_failed(
-    monkeypatch, capsys, tmp_path
-):
+def test_summary_lists_cut_jobs_and_failed_tests(monkeypatch, capsys, tmp_path):
+    commands = [("import time; time.sleep(60)", 1), ("1 / 0", 60)]
     with open(tmp_path / "output", "w+") as output:
-        assert (
-            everything._execute(["-c", "import time; time.sleep(60)"], 1, os.environ, output)
-            == "cut"
-        )
-        assert everything._execute(["-c", "1 / 0"], 60, os.environ, output) == "failed"
+        for (source, share_s), status in zip(commands, ("cut", "failed"), strict=True):
+            assert everything._execute(["-c", source], share_s, os.environ, output) == status
     text = "FAILED tests/a.py::test_b - Error\nERROR tests/c.py\n1 failed, 7 passed, 1 error in 3s"
     found = everything.tests_in(text)
     assert found["failures"] == ["tests/a.py::test_b", "tests/c.py"]
@@ -382,7 +333,6 @@ def test_whole_run_says_what_finished_what_was_cut_and_which_tests_failed(
     assert "JAX runs on cpu here, not on tpu" in capsys.readouterr().err
 
 
-@pytest.mark.usefixtures("as_peers_compute")
 def test_libraries_generate_the_same_text(monkeypatch):
     small = {"WIDTH": 8, "HEADS": 2, "DEPTH": 2, "VOCABULARY": 11, "PROMPT": 4, "NEW": 5}
     for name, size in small.items():

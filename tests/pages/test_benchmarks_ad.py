@@ -1,9 +1,6 @@
-"""The zoo of the benchmark of differentiation modes: its values are those of others. No clock is
-read.
-"""
+"""The benchmark of differentiation modes: its models agree with NumPyro. No test uses a clock."""
 
 import dataclasses
-import json
 
 import jax
 import numpy as np
@@ -17,7 +14,7 @@ from benchmarks.zoo import bayesian, bayesian_network, in_numpyro, registry
 from benchmarks.zoo.problem import by_path
 from eqxlike import ad
 
-# Each in linked space where it has one: its density is that of standard space, and more.
+# A model with a linked space is compared there, which includes the density in standard space.
 OF_OTHER_WIDTHS = {*map(bayesian_network.name, bayesian_network.WIDTHS[1:])}
 OF_NUMPYRO = [
     [*registry.in_all_spaces(problem)][-1]
@@ -30,15 +27,11 @@ def named(problem):
     return f"{problem.name}, {problem.space}"
 
 
-@pytest.fixture(autouse=True)
-def numpyro_promotes():
-    """NumPyro promotes ranks and dtypes."""
-    with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
-        yield
+pytestmark = pytest.mark.usefixtures("promotion")
 
 
 @pytest.mark.parametrize("problem", OF_NUMPYRO, ids=named)
-def test_log_density_is_that_of_numpyro(problem):
+def test_log_density_equals_numpyro(problem):
     unknowns, data = problem.start()
 
     @jax.jit
@@ -49,26 +42,18 @@ def test_log_density_is_that_of_numpyro(problem):
     np.testing.assert_allclose(*both(unknowns, data), rtol=1e-5)
 
 
-@pytest.fixture
-def only_reverse(monkeypatch):
-    """The command compiles one mode alone, and measures nothing beside."""
+def test_command_prints_the_rows_that_it_writes(monkeypatch, report_of, capsys):
     monkeypatch.setattr(ad_modes, "modes_for", lambda problem: ({"Reverse": ad.Reverse()}, []))
-
-
-def test_command_writes_what_it_prints(only_reverse, tmp_path, capsys):
-    path = tmp_path / "ad.json"
-    assert ad_modes.main(["--models", "^logistic", "--rounds", "1", "--json", str(path)]) == 0
-    written = json.loads(path.read_text())
+    written = report_of(ad_modes, "--models", "^logistic", "--rounds", "1")
     assert written["is_complete"]
-    assert [(row["name"], row["space"], row["unknowns"]) for row in written["rows"]] == [
-        ("logistic regression", "standard", 9),
-    ]
+    (row,) = written["rows"]
+    assert (row["name"], row["space"], row["unknowns"]) == ("logistic regression", "standard", 9)
     printed = capsys.readouterr().out
     assert printed.strip() == tables.render(written, targets(written), markdown=False)
     assert "- reached: every JAX mode is ok on every model: 2 of 2" in printed
 
 
-def test_a_peer_that_fails_or_errs_stops_no_other(monkeypatch):
+def test_failing_or_wrong_peer_does_not_stop_the_others(monkeypatch):
     problem = bayesian.dirichlet_categorical()
 
     def wrong(problem):
@@ -77,16 +62,18 @@ def test_a_peer_that_fails_or_errs_stops_no_other(monkeypatch):
             right, by_path=lambda returned: {"probabilities": 2 * returned[1][0]}
         )
 
-    def failing(problem):
-        raise RuntimeError("no memory")
+    def raising(error):
+        def make(problem):
+            raise error
 
-    def missing(problem):
-        raise ImportError("No module named 'peer'")
+        return make
 
-    def elsewhere(problem):
-        raise LookupError("not stated")
-
-    peers = {"wrong": wrong, "failing": failing, "missing": missing, "elsewhere": elsewhere}
+    peers = {
+        "wrong": wrong,
+        "failing": raising(RuntimeError("no memory")),
+        "missing": raising(ImportError("No module named 'peer'")),
+        "elsewhere": raising(LookupError("not stated")),
+    }
     monkeypatch.setattr(peer_rows, "PEERS", peers)
     rows, notes = peer_rows.peer_rows(problem, rounds=1)
     assert [(row.mode, row.verdict, row.explanation) for row in rows] == [
@@ -101,7 +88,7 @@ def mode_row(mode, **fields):
     return row | fields
 
 
-def test_targets_name_what_is_worst():
+def test_targets_name_the_worst_rows():
     modes = [
         mode_row("Reverse", ratio=3.0),
         mode_row("Auto", gradient_us=12.0),

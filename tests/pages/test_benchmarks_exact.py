@@ -15,7 +15,7 @@ from eqxlike import bayes
 
 @pytest.fixture
 def closed(monkeypatch):
-    """The problems with closed forms, without the end of other tests' programs."""
+    """The programs of other tests stay; no answer of another test is known."""
     monkeypatch.setattr(jax, "clear_caches", lambda: None)
     monkeypatch.setattr(exactness.eqxlike, "clear_caches", lambda: None)
     exactness.known.cache_clear()
@@ -37,19 +37,19 @@ def test_features_give_the_answer_of_the_process_with_their_kernel():
     assert problem.closed_form.far.mean() > 0.7
 
 
-def test_problems_have_the_unknowns_that_they_name():
-    problems = {name: make() for name, make in PROBLEMS.items()}
-    sizes = {
-        name: bayes.Problem(problem.target(jr.key(0))).size for name, problem in problems.items()
-    }
-    assert sizes == {
-        "linear regression": 4,
-        "Gaussian process": 100,
-        "logistic regression": 3,
-        "network": 21,
-    }
-    for problem in problems.values():
+def test_problems_have_the_expected_numbers_of_unknowns():
+    sizes = {}
+    for name, make in PROBLEMS.items():
+        problem = make()
+        sizes[name] = bayes.Problem(problem.target(jr.key(0))).size
         assert len(problem.near) == len(problem.far) == 20
+    assert list(sizes) == [
+        "linear regression",
+        "Gaussian process",
+        "logistic regression",
+        "network",
+    ]
+    assert list(sizes.values()) == [4, 100, 3, 21]
 
 
 def test_logits_of_two_classes_have_standard_deviations(monkeypatch):
@@ -59,7 +59,7 @@ def test_logits_of_two_classes_have_standard_deviations(monkeypatch):
     np.testing.assert_allclose(standard_deviations(None, None, None), [1.0, 2.0])
 
 
-def test_chains_answer_where_no_closed_form_does():
+def test_chains_are_the_reference_without_a_closed_form():
     exact = PROBLEMS["linear regression"]()
     found = reference(exact._replace(closed_form=None), SHORT)
     for ours, theirs in zip(found[:2], exact.closed_form, strict=False):
@@ -68,11 +68,8 @@ def test_chains_answer_where_no_closed_form_does():
     assert reference(exact, SHORT) is exact.closed_form
 
 
-def test_command_finds_laplace_exact_for_a_linear_model(closed, tmp_path, capsys):
-    path = tmp_path / "exactness.json"
-    arguments = ["--quick", "--problems", "linear", "--methods", "full", "--json", str(path)]
-    assert exactness.main(arguments) == 0
-    report = json.loads(path.read_text())
+def test_command_finds_laplace_exact_for_a_linear_model(closed, report_of, capsys):
+    report = report_of(exactness, "--quick", "--problems", "linear", "--methods", "full")
     (laplace,) = report["rows"]
     np.testing.assert_allclose([laplace["near"], laplace["far"]], 1, rtol=1e-3)
     assert report["folders"] == ["eqxlike/bayes"]
@@ -81,15 +78,8 @@ def test_command_finds_laplace_exact_for_a_linear_model(closed, tmp_path, capsys
 
 
 def row(problem, method, near, far, r_hat=None):
-    return {
-        "problem": problem,
-        "method": method,
-        "is_closed_form": r_hat is None,
-        "reference_r_hat": r_hat,
-        "near": near,
-        "far": far,
-        "notes": [],
-    }
+    reference = {"is_closed_form": r_hat is None, "reference_r_hat": r_hat, "notes": []}
+    return reference | {"problem": problem, "method": method, "near": near, "far": far}
 
 
 def test_table_has_geometric_means_and_targets_name_the_worst():
@@ -113,7 +103,7 @@ def test_table_has_geometric_means_and_targets_name_the_worst():
 
 
 class Repository:
-    """Answers as Git does, from the commits that it has."""
+    """Stands for Git in a repository with these commits."""
 
     def __init__(self, *commits, is_dirty=False):
         self.commits, self.is_dirty = commits, is_dirty
@@ -139,7 +129,7 @@ def test_age_of_a_report_is_the_number_of_later_commits(monkeypatch):
     report = {"commit": "first", "folders": ["eqxlike"]}
     assert (ages.age(report), ages.age(report | {"commit": "second"})) == (1, 0)
     assert ages.described(report) == "commit first, 1 later commit to eqxlike"
-    # The history is shallow, or another's.
+    # The history lacks the commit.
     assert ages.described(report | {"commit": "elsewhere"}) == "commit elsewhere"
     assert ages.described({}) == "commit not recorded"
 

@@ -1,7 +1,7 @@
-"""The examples in docstrings say what really happens.
+"""The examples in docstrings are true.
 
-They are read off the source rather than the imported module, so that an example is found wherever
-it stands: on a method that a Module wraps, on a function that is decorated into something else.
+The source is searched and not the imported module, to find the examples of wrapped methods and of
+decorated functions.
 """
 
 import ast
@@ -21,7 +21,7 @@ DOCUMENTABLE = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDe
 
 
 def examples_in(source: str, name: str, filename: str) -> Iterator[doctest.DocTest]:
-    """One DocTest, its namespace still empty, for each docstring of `source` that has examples."""
+    """One DocTest, with an empty namespace, for each docstring of `source` with examples."""
 
     def visit(node: ast.AST, name: str) -> Iterator[doctest.DocTest]:
         is_documentable = isinstance(node, DOCUMENTABLE)
@@ -40,7 +40,7 @@ def failures_of(test: doctest.DocTest) -> str:
     """Runs a test in its namespace; returns doctest's report, empty if all examples hold."""
     options = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
     report = io.StringIO()
-    # Of an exception with notes, doctest compared the last line alone before Python 3.11.4.
+    # Before Python 3.11.4, doctest compared only the last line of an exception with notes.
     with mock.patch("traceback.format_exception_only", _in_one_piece):
         doctest.DocTestRunner(verbose=False, optionflags=options).run(test, out=report.write)
     return report.getvalue()
@@ -65,7 +65,7 @@ EXAMPLES = [pytest.param(module, test, id=test.name) for module, test in _all_ex
 
 @pytest.mark.parametrize(("module", "test"), EXAMPLES)
 def test_example_holds(module, test):
-    # As doctest does, an example sees the names of the module it stands in.
+    # As in doctest, an example sees the names of its module.
     test.globs = dict(vars(importlib.import_module(module)))
     if report := failures_of(test):
         pytest.fail(report, pytrace=False)

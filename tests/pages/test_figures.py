@@ -1,4 +1,4 @@
-"""Figures in the words of a page are those of the committed run that they come from."""
+"""Figures in the words of a page equal the figures of the committed runs."""
 
 import functools
 import json
@@ -6,6 +6,8 @@ import pathlib
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any
+
+import pytest
 
 from benchmarks import exactness, table
 from docs.site import chart
@@ -20,8 +22,8 @@ def _rows(benchmark: str, jax: str = "0.10.2", device: str = "cpu") -> list[dict
     return json.loads((RESULTS / f"{benchmark}-{device}-jax-{jax}.json").read_text())["rows"]
 
 
-def _row(benchmark: str, name: str, of: str | None = None) -> dict[str, Any]:
-    rows = (row for row in _rows(benchmark) if row.get("table") == of)
+def _row(benchmark: str, name: str, title: str | None = None) -> dict[str, Any]:
+    rows = (row for row in _rows(benchmark) if row.get("table") == title)
     return next(row["columns"] for row in rows if row["name"] == name)
 
 
@@ -33,27 +35,23 @@ def _of_calls(name: str) -> list[float]:
     return _ratios((row["columns"] for row in _rows("jit_overhead")), name)
 
 
-def _of_chart(name: str) -> list[float]:
-    return _ratios((_row("jit_overhead", row) for row in chart.ROWS), name)
+def _of_chart(name: str, digits: int = 2) -> str:
+    return _range(_ratios((_row("jit_overhead", row) for row in chart.ROWS), name), digits)
 
 
-def _of_layers(title: str, jax: str = "0.10.2") -> list[float]:
+def _of_layers(title: str, jax: str = "0.10.2") -> str:
     rows = (row for row in _rows("layers", jax) if row["table"].startswith(title))
-    return _ratios((row["columns"] for row in rows), "eqxlike")
+    return _range(_ratios((row["columns"] for row in rows), "eqxlike"))
 
 
-def _of_models_on_gpu(name: str) -> list[float]:
-    return _ratios((row["columns"] for row in _rows("models", "0.11.2", "gpu")), name)
-
-
-def _of_reverse() -> list[float]:
-    """What reverse mode takes, as a multiple of the value alone, least first."""
-    modes = (mode for row in _rows("ad-modes") for mode in row["modes"])
-    return sorted(mode["ratio"] for mode in modes if mode["mode"] == "Reverse")
+# The time of reverse mode as a multiple of the time of the value, in ascending order.
+REVERSE = sorted(
+    mode["ratio"] for row in _rows("ad-modes") for mode in row["modes"] if mode["mode"] == "Reverse"
+)
 
 
 def _of_stack(sharding: str) -> dict[str, Any]:
-    """The training of 16 stacked layers over four devices."""
+    """The training of 16 stacked layers on four devices."""
     start = f"{sharding}, 16 stacked layers"
     row = next(row for row in _rows("scaling") if row["name"].startswith(start))
     return row["columns"]["4 devices"] | {"memory": row["memory"]["4 devices"]}
@@ -63,12 +61,8 @@ def _megabytes_of_stack(sharding: str, kind: str) -> str:
     return f"{_of_stack(sharding)['memory'][kind] / 1e6:.2f} MB"
 
 
-def _time_of_stack() -> float:
-    """What FSDP takes, as a multiple of the time with the layers together."""
-    layer_by_layer, at_once = (
-        _of_stack(each)["completion_us"] for each in ("FSDP", "layers at once")
-    )
-    return layer_by_layer / at_once
+# The time of FSDP as a multiple of the time with all layers together.
+TIME_OF_STACK = _of_stack("FSDP")["completion_us"] / _of_stack("layers at once")["completion_us"]
 
 
 def _range(ratios: Iterable[float], digits: int = 2) -> str:
@@ -77,7 +71,7 @@ def _range(ratios: Iterable[float], digits: int = 2) -> str:
 
 
 def _short(number: float, digits: int) -> str:
-    """As a sentence writes a ratio: no digits behind the point from ten on."""
+    """A ratio as a sentence writes it: no decimals from ten on."""
     return f"{number:.{digits if number < 10 else 0}f}"
 
 
@@ -87,19 +81,19 @@ def _seconds(row: str) -> str:
 
 
 def _of_loop(name: str) -> float:
-    """The gradient of the long recurrence, as a multiple of `lax.scan`."""
+    """The time of the gradient of the long recurrence, as a multiple of `lax.scan`."""
     return _ratios([_row("loops", "gradient, 64-wide tanh, 10000 steps")], name)[0]
 
 
 THE_CHART = (
     "Time of a call compared with jax.jit, for four functions: filter_jit of eqxlike takes "
-    f"{_range(_of_chart('filter_jit'))} times as long, Equinox {_range(_of_chart(EQUINOX), 1)} "
-    f"times, nnx.jit of Flax {_range(_of_chart(NNX), 1)} times"
+    f"{_of_chart('filter_jit')} times as long, Equinox {_of_chart(EQUINOX, 1)} "
+    f"times, nnx.jit of Flax {_of_chart(NNX, 1)} times"
 )
 
 
 def _cells(row: dict[str, Any], names: Iterable[str], unit: str) -> str:
-    """A row of the README's table, less the targets of its links."""
+    """A row of the README's table, without the targets of its links."""
     titles, found = table.cells({"rows": [row]}, "completion", unit=UNITS[unit])
     times = dict(zip(titles, found, strict=True))
     return " | ".join(f"[{times[name].partition(' ')[0]} {unit}](" for name in names)
@@ -121,7 +115,7 @@ ON_GPU = {
 }
 
 
-def test_table_of_the_readme_is_that_of_the_committed_runs():
+def test_table_of_the_readme_has_the_figures_of_the_committed_runs():
     readme = re.sub(r"\]\([^)]*\)", "](", (ROOT / "README.md").read_text())
     on_cpu = {row["name"]: row for row in _rows("jit_overhead")}
     on_gpu = {row["name"]: row for row in _rows("models", "0.11.2", "gpu")}
@@ -142,56 +136,54 @@ SCAN_STACK = _ratios(
     [_row("layers", "64 MLPs of width 64", "Trace, lower and compile a stack of equal layers")],
     "ScanStack",
 )[0]
-QUOTED = [
-    ("README.md", THE_CHART),
-    ("docs/index.md", THE_CHART),
-    ("docs/from-flax.md", f"over its {len(_rows('jit_overhead'))} rows"),
-    ("docs/from-flax.md", f"`nnx.jit` takes {_range(_of_calls(NNX), 1)} times"),
-    ("docs/from-flax.md", f"`filter_jit` {_range(_of_calls('filter_jit'))} times"),
-    ("docs/costs.md", f"An Adam step of 2 layers takes {_seconds('Adam step, depth 2')}"),
-    ("docs/costs.md", f"one of 64 layers {_seconds('Adam step, depth 64')}"),
-    ("docs/costs.md", f"64 layers took {SCAN_STACK:.2f} of the time"),
-    ("docs/costs.md", f"24 of {len(_of_reverse())} rows"),
-    (
-        "docs/costs.md",
-        f"{_of_reverse()[0]:.2f} to {_of_reverse()[23]:.1f} times in 24 of",
-    ),
-    ("docs/costs.md", f"rows, {_of_reverse()[-1]:.1f} times at most"),
-    ("docs/layers.md", f"network takes {_range(_of_layers('Construct a model from a key'))} times"),
-    ("docs/layers.md", f"Outputs take {_range(_of_layers('Forward pass'))} times as long as"),
-    ("docs/layers.md", f"Gradients take {_range(_of_layers('Value and gradient'))} times as"),
-    ("docs/layers.md", f"takes {_range(_of_layers('Construct a deep model'))} of the time"),
-    (
-        "docs/layers.md",
-        f"{_range(_of_layers('Construct a deep model', jax='0.12.0.1'))} on jax 0.12.0.1",
-    ),
-    ("docs/layers.md", f"are compiled in {SCAN_STACK:.2f} of the time"),
-    ("docs/loops.md", f"takes {_of_loop('scan, checkpointed'):.2f} times as long as"),
-    (
-        "docs/loops.md",
+QUOTED = {
+    "README.md": [THE_CHART],
+    "docs/index.md": [THE_CHART],
+    "docs/from-flax.md": [
+        f"over its {len(_rows('jit_overhead'))} rows",
+        f"`nnx.jit` takes {_range(_of_calls(NNX), 1)} times",
+        f"`filter_jit` {_range(_of_calls('filter_jit'))} times",
+    ],
+    "docs/costs.md": [
+        f"An Adam step of 2 layers takes {_seconds('Adam step, depth 2')}",
+        f"one of 64 layers {_seconds('Adam step, depth 64')}",
+        f"64 layers took {SCAN_STACK:.2f} of the time",
+        f"{REVERSE[0]:.2f} to {REVERSE[23]:.1f} times in 24 of {len(REVERSE)} rows, "
+        f"{REVERSE[-1]:.1f} times at most",
+    ],
+    "docs/layers.md": [
+        f"network takes {_of_layers('Construct a model from a key')} times",
+        f"Outputs take {_of_layers('Forward pass')} times as long as",
+        f"Gradients take {_of_layers('Value and gradient')} times as",
+        f"takes {_of_layers('Construct a deep model')} of the time",
+        f"{_of_layers('Construct a deep model', jax='0.12.0.1')} on jax 0.12.0.1",
+        f"are compiled in {SCAN_STACK:.2f} of the time",
+    ],
+    "docs/loops.md": [
+        f"takes {_of_loop('scan, checkpointed'):.2f} times as long as",
         f"takes {_of_loop('equinox.internal while_loop, checkpointed'):.2f} times as long.",
-    ),
-    ("docs/training.md", f"take {_megabytes_of_stack('FSDP', 'within a step')} within a step"),
-    ("docs/training.md", f"took {_time_of_stack():.1f} times as long there"),
-    ("docs/training.md", f"next to the {_megabytes_of_stack('FSDP', 'at rest')} of each device"),
-    (
-        "docs/training.md",
+    ],
+    "docs/training.md": [
+        f"take {_megabytes_of_stack('FSDP', 'within a step')} within a step",
+        f"took {TIME_OF_STACK:.1f} times as long there",
+        f"next to the {_megabytes_of_stack('FSDP', 'at rest')} of each device",
         f"{_megabytes_of_stack('layers at once', 'within a step')} if they were",
-    ),
-]
+    ],
+}
 
 
-def test_words_quote_the_committed_runs():
-    pages = {page: re.sub(r"\s+", " ", (ROOT / page).read_text()) for page, _ in QUOTED}
-    assert [(page, words) for page, words in QUOTED if words not in pages[page]] == []
+@pytest.mark.parametrize("page", QUOTED)
+def test_words_quote_the_committed_runs(page):
+    text = re.sub(r"\s+", " ", (ROOT / page).read_text())
+    assert [words for words in QUOTED[page] if words not in text] == []
 
 
-def test_number_of_models_is_that_of_the_table():
+def test_number_of_models_equals_the_committed_run():
     assert len({row["name"] for row in _rows("ad-modes")}) == 16
     assert "sixteen models" in (ROOT / "docs" / "costs.md").read_text()
 
 
-def test_times_of_a_call_are_those_of_the_committed_run():
+def test_times_of_a_call_equal_the_committed_run():
     columns = _row("jit_overhead", "MLP forward, depth 2, width 64")
     us = {name: f"{column['completion_us']:.0f} µs" for name, column in columns.items()}
     page = re.sub(r"\s+", " ", (ROOT / "docs" / "costs.md").read_text())
@@ -202,6 +194,6 @@ def test_times_of_a_call_are_those_of_the_committed_run():
     ) in page
 
 
-def test_table_of_exactness_is_that_of_the_committed_run():
+def test_table_of_exactness_equals_the_committed_run():
     drawn = table.markdown_table(exactness.cells(_rows("exactness")))
     assert drawn in (ROOT / "docs" / "bayes.md").read_text()

@@ -1,17 +1,14 @@
-"""`make release`, in a repository of its own whose check of the wheel is a stub."""
+"""`make release`, in a small repository with a stub for the check of the wheel."""
 
-import importlib.util
 import pathlib
 import subprocess
 
 import pytest
 
+from tests import scripts
+
 ROOT = pathlib.Path(__file__).parents[2]
-SPEC = importlib.util.spec_from_file_location("new_release", ROOT / ".ci/release/new.py")
-assert SPEC is not None
-assert SPEC.loader is not None
-new = importlib.util.module_from_spec(SPEC)
-SPEC.loader.exec_module(new)
+new = scripts.load(ROOT / ".ci/release/new.py", "new_release")
 
 CHANGELOG = (
     "# Changelog\n\n## [Unreleased]\n\n- A layer.\n\n## [0.1.0] - 2026-01-01\n\n- The first.\n"
@@ -32,12 +29,15 @@ def repository(tmp_path):
         path.parent.mkdir(exist_ok=True)
         path.write_text(text)
     (tmp_path / ".ci/check-release").chmod(0o755)
-    git(tmp_path, "init", "--quiet", "--initial-branch", "main")
-    git(tmp_path, "config", "user.name", "Somebody")
-    git(tmp_path, "config", "user.email", "somebody@example.org")
-    git(tmp_path, "add", ".")
-    git(tmp_path, "commit", "--quiet", "--message", "Begin")
-    git(tmp_path, "tag", "v0.1.0")
+    for command in (
+        "init --quiet --initial-branch main",
+        "config user.name Somebody",
+        "config user.email somebody@example.org",
+        "add .",
+        "commit --quiet --message Begin",
+        "tag v0.1.0",
+    ):
+        git(tmp_path, *command.split())
     return tmp_path
 
 
@@ -74,13 +74,10 @@ def test_release_dates_the_changes_and_tags_them(repository, capfd):
         ("0.2.0", "touch fails; git add .; git commit -qm x", "failed; no file was changed"),
     ],
 )
-def test_release_that_cannot_be_made_changes_nothing(repository, capfd, version, prepare, said):
+def test_refused_release_changes_nothing(repository, capfd, version, prepare, said):
     subprocess.run(prepare, shell=True, cwd=repository, check=True)
-    before = git(repository, "status", "--porcelain"), git(repository, "log", "--format=%H")
+    commands = [["status", "--porcelain"], ["log", "--format=%H"], ["tag"]]
+    before = [git(repository, *each) for each in commands]
     assert new.main([version], repository) == 1
     assert said in capfd.readouterr().err
-    assert (
-        git(repository, "status", "--porcelain"),
-        git(repository, "log", "--format=%H"),
-    ) == before
-    assert git(repository, "tag").split() == ["v0.1.0"]
+    assert [git(repository, *each) for each in commands] == before

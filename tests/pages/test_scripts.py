@@ -1,8 +1,6 @@
 """The scripts of `examples/` that compare ways to do one thing, in a short form."""
 
-import contextlib
 import functools
-import io
 import re
 import shutil
 
@@ -23,18 +21,16 @@ def load(name, module_name=None):
     ("coverage", "nll", "status"),
     [(0.9, 0.07, 0), (0.84, 0.06, 1), (0.96, 0.06, 1), (0.9, 0.08, 1)],
 )
-def test_status_says_whether_the_claims_of_coverage_hold(
-    coverage, nll, status, monkeypatch, capsys
-):
+def test_status_tells_if_the_claims_of_coverage_hold(coverage, nll, status, monkeypatch, capsys):
     monkeypatch.syspath_prepend(scripts.EXAMPLES)  # as for a script that is run
     script = load("bnn_coverage")
+    diabetes = {name: {"coverage": 0.9} for name in ("plain", "ridge")}
+    digits = {name: {"nll": 0.07} for name in ("plain", "logistic")}
     found = {
-        "diabetes": {name: {"coverage": 0.9} for name in ("bayesian", "plain", "ridge")},
-        "digits": {name: {"nll": 0.07} for name in ("bayesian", "plain", "logistic")},
+        "diabetes": diabetes | {"bayesian": {"coverage": coverage}},
+        "digits": digits | {"bayesian": {"nll": nll}},
     }
-    found["diabetes"]["bayesian"] = {"coverage": coverage}
-    found["digits"]["bayesian"] = {"nll": nll}
-    # What the networks reach, without training them.
+    # Results without training.
     monkeypatch.setattr(script, "metrics", lambda name, seed, steps: found[name])
     assert script.main(["--seeds", "2"]) == status
     (mean,) = [line for line in capsys.readouterr().out.splitlines() if line.split()[0] == "mean"]
@@ -63,7 +59,7 @@ def test_ranks_of_each_method_are_counted_in_ten_bins(monkeypatch, capsys):
 SAME = ("Python", "scan", "scan, unroll=4", "fori_loop", "while_loop", "eqxlike, checkpointed")
 
 
-def test_loops_compute_the_same_and_only_that_of_python_grows_with_its_turns():
+def test_loops_agree_and_only_a_python_loop_grows():
     script = load("loops", "loops_example")
     args = script.arguments_of(3)
     for names in ((*SAME, "scan in scan"), ("scan with cond", "scan with where")):
@@ -80,17 +76,13 @@ def test_loops_compute_the_same_and_only_that_of_python_grows_with_its_turns():
             assert count(name, 8) == count(name, 4)
 
 
-def test_classifiers_reach_the_same_and_write_their_buffers_again(monkeypatch):
+@pytest.mark.usefixtures("promotion")
+def test_classifiers_agree_and_reuse_their_buffers(monkeypatch, capsys):
     script = load("mlp_classifier")
     monkeypatch.setattr(script, "BATCH_SIZE", 16)
     monkeypatch.setattr(script, "load_digits", functools.cache(script.load_digits))
-    with (
-        jax.numpy_dtype_promotion("standard"),
-        jax.numpy_rank_promotion("allow"),
-        contextlib.redirect_stdout(io.StringIO()) as output,
-    ):
-        assert script.main(["--epochs", "1", "--rounds", "2"]) == 0
-    parts = output.getvalue().split("\n\n")
+    assert script.main(["--epochs", "1", "--rounds", "2"]) == 0
+    parts = capsys.readouterr().out.split("\n\n")
     rows = [[re.split(r"\s{2,}", line.strip()) for line in part.splitlines()] for part in parts]
     reached, modes, buffers = ({name: cells for name, *cells in part} for part in rows[:3])
     accuracy, loss, *_ = reached["eqxlike"]
@@ -110,9 +102,7 @@ def test_classifiers_reach_the_same_and_write_their_buffers_again(monkeypatch):
 X = jnp.linspace(-3, 3, 7)
 
 
-def test_foreign_functions_have_the_values_gradients_and_batches_of_the_formula(
-    monkeypatch, tmp_path
-):
+def test_foreign_functions_have_the_values_and_gradients_of_the_formula(monkeypatch, tmp_path):
     script, has_compiler = load("foreign_function"), shutil.which("c++")
     if has_compiler:
         quick = tmp_path / "compiler"
@@ -132,17 +122,15 @@ def test_foreign_functions_have_the_values_gradients_and_batches_of_the_formula(
         np.testing.assert_allclose(jax.vmap(jax.grad(function))(X), slope, rtol=1e-5, atol=1e-7)
 
 
-def test_missing_compiler_is_one_line_and_the_rest_goes_on(monkeypatch, tmp_path):
+def test_functions_without_a_compiler_are_left_out(monkeypatch, tmp_path):
     monkeypatch.setattr(shutil, "which", lambda name: None)
     found, left_out = load("foreign_function").ways(tmp_path)
     assert "callback, NumPy" in found
-    assert left_out[0] == (
-        "left out: C++ by jax.ffi, ctypes and cffi: there is no C++ compiler: install g++ or "
-        "clang++, or set CXX"
-    )
+    message = "left out: C++ by jax.ffi, ctypes and cffi: there is no C++ compiler: install g++ or "
+    assert left_out[0] == f"{message}clang++, or set CXX"
 
 
-def test_plan_of_a_training_says_what_a_device_holds_and_sends(capsys):
+def test_plan_of_a_training_lists_memory_and_communication(capsys):
     load("plan_training").main(["--devices", "8", "--width", "128", "--depth", "2"])
     lines = [line.replace(",", "").split() for line in capsys.readouterr().out.splitlines()]
     sizes = {line[0]: [*map(int, line[1:3])] for line in lines if line and line[0] == "model"}

@@ -1,4 +1,4 @@
-"""What the site is made of: no public name is forgotten, and each error is the one that it quotes.
+"""The sources of the site: every public name is documented, and each quoted error is raised.
 
 `make docs` builds the site itself, strictly.
 """
@@ -12,7 +12,6 @@ import re
 import traceback
 from collections.abc import Iterable
 
-import jax
 import pytest
 
 from docs.site import api, chart, measured, tutorials
@@ -23,7 +22,7 @@ BLOCK = re.compile(r"^```python\n(.*?)^```$(?:\n\n```text\n(.*?)^```$)?", re.MUL
 JAX_NOTE = re.compile(r"^-{20}\nFor simplicity, JAX has removed .*\n", re.MULTILINE)
 
 
-def test_public_namespaces_show_their_reexports_and_nothing_else():
+def test_public_namespaces_show_exactly_their_reexports():
     on_pages = collections.defaultdict(list)
     for page in api.pages():
         on_pages[page.module] += [name for each in page.sections.values() for name in each.split()]
@@ -46,52 +45,44 @@ def _public(names: Iterable[str]) -> list[str]:
     return sorted(name for name in names if not name.startswith("_"))
 
 
-@pytest.mark.parametrize("theme", chart.THEMES)
-def test_the_chart_is_that_of_the_committed_run(theme):
-    assert chart.paths()[theme].read_text() == chart.draw(theme)
-
-
-def test_the_measured_page_is_that_of_the_committed_runs():
+def test_chart_and_pages_of_measurements_show_the_committed_runs():
+    for theme in chart.THEMES:
+        assert chart.paths()[theme].read_text() == chart.draw(theme)
     # `python -m docs.site.measured` writes it.
     assert measured.SUMMARY.read_text() == measured.summary()
-
-
-def test_every_report_has_a_page():
     shown = "".join(measured.files().values())
-    missing = [path.name for path in measured.RESULTS.glob("*.json") if path.name not in shown]
-    assert missing == []
+    assert [path for path in measured.RESULTS.glob("*.json") if path.name not in shown] == []
 
 
-def test_every_output_is_that_of_an_example():
+def test_every_output_belongs_to_an_example():
     kept = {path.stem for path in tutorials.OUTPUTS.iterdir()} | set(tutorials.TITLES)
     assert [name for name in sorted(kept) if not (tutorials.EXAMPLES / f"{name}.py").exists()] == []
 
 
-def test_every_picture_is_that_of_an_example_that_draws():
+def test_every_picture_belongs_to_an_example_that_draws():
     assert {path.stem for path in tutorials.PICTURES.iterdir()} == set(tutorials.PICTURED)
     for name in tutorials.PICTURED:
         assert '"--out"' in (tutorials.EXAMPLES / f"{name}.py").read_text()
 
 
 def _matches(quoted: str, raised: str) -> bool:
-    """Whether a quotation is exact, but for `...` that stands for anything."""
+    """Whether a quotation is exact; `...` stands for any text."""
     pattern = ".*".join(map(re.escape, quoted.strip().split("...")))
     return re.fullmatch(pattern, raised.strip(), re.DOTALL) is not None
 
 
+@pytest.mark.usefixtures("promotion")
 def test_each_error_is_raised_as_it_is_quoted():
     names = {"__name__": "page"}
     raised, quoted = [], []
     for code, quotation in BLOCK.findall(ERRORS):
-        with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-            try:
-                exec(compile(code, "errors.md", "exec"), names)
-            except Exception as error:
-                text = "".join(traceback.format_exception_only(error))
-                raised.append(JAX_NOTE.sub("", text))
-                quoted.append(quotation)
-            else:
-                assert quotation == "", code
+        try:
+            exec(compile(code, "errors.md", "exec"), names)
+        except Exception as error:
+            raised.append(JAX_NOTE.sub("", "".join(traceback.format_exception_only(error))))
+            quoted.append(quotation)
+        else:
+            assert quotation == "", code
     assert len(quoted) > 20
     for pair in zip(quoted, raised, strict=True):
         assert _matches(*pair), pair

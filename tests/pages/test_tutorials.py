@@ -1,45 +1,56 @@
-"""The tutorials, each in a short form, under the strict rules of the suite."""
+"""Short runs of the tutorials, under the strict rules of the suite."""
 
 import re
 from typing import Any
 
 import jax
 import numpy as np
+import pytest
 
 from eqxlike import bayes
 from tests import scripts
 
 
 def load(name: str) -> Any:
-    """What a script of `examples/` defines; it is not run."""
+    """The module of a script of `examples/`."""
     return scripts.load(scripts.EXAMPLES / f"{name}.py")
 
 
-def test_each_method_has_a_line(capsys, monkeypatch):
+@pytest.fixture
+def output_of(capsys):
+    """A function that runs a script and returns its output."""
+
+    def run(script: Any, command: str) -> str:
+        (load(script) if isinstance(script, str) else script).main(command.split())
+        return capsys.readouterr().out
+
+    return run
+
+
+def test_each_method_has_a_line(output_of, monkeypatch):
     module = load("bayesian")
     one = {"most probable": (module.UNKNOWN, bayes.MAP(steps=2))}
     monkeypatch.setattr(module, "methods", lambda steps, draws: one)
-    monkeypatch.setattr(module, "HELD_OUT", 80)  # as many as for training, in the same programs
-    module.main(["--width", "3"])
-    lines = capsys.readouterr().out.splitlines()
+    monkeypatch.setattr(
+        module, "HELD_OUT", 80
+    )  # the number of training examples: the same programs
+    lines = output_of(module, "--width 3").splitlines()
     known, probable, flat = (line.split() for line in lines[-3:])
     assert float(known[4]) < float(flat[4])  # the NLL of the truth and of no network
     assert probable[:2] == ["most", "probable"]
 
 
-def test_interrupted_run_goes_on_to_the_same_bits(capsys, monkeypatch):
+def test_resumed_run_ends_with_the_same_bits(output_of, monkeypatch):
     module = load("classifier")
     monkeypatch.setattr(module, "EVALUATE_EVERY", 2)
-    module.main(["--steps", "4"])
-    output = capsys.readouterr().out
+    output = output_of(module, "--steps 4")
     assert "goes on after step 2" in output
     assert "The same bits: True" in output
     assert len(re.findall(r"(\d+\.\d)%", output.splitlines()[-1])) == 2
 
 
-def test_ways_to_train_come_to_the_same_and_hold_what_they_should(capsys):
-    load("devices").main(["--steps", "3", "--width", "32"])
-    _, one, parallel, split = capsys.readouterr().out.split("\n\n")
+def test_shardings_have_equal_losses_and_the_expected_memory(output_of):
+    _, one, parallel, split = output_of("devices", "--steps 3 --width 32").split("\n\n")
 
     def held(text):
         return int(re.findall(r"each device holds +([\d,]+)", text)[0].replace(",", ""))
@@ -54,7 +65,7 @@ def test_ways_to_train_come_to_the_same_and_hold_what_they_should(capsys):
         assert float(apart) < 1e-4
 
 
-def test_modes_are_right_but_where_there_is_none():
+def test_modes_have_the_expected_verdicts():
     module = load("differentiation_modes")
     *rows, chosen = module.answer(module.settled(), rounds=1).splitlines()[1:]
     verdicts = {row.split()[0]: row.split()[-1] for row in rows}
@@ -70,9 +81,8 @@ def test_network_with_the_loop_inside_is_trained(capsys):
     assert "strength 0.50, was" not in output
 
 
-def test_other_process_computes_the_same(capsys):
-    load("export_model").main(["--steps", "2"])
-    output = capsys.readouterr().out
+def test_another_process_computes_the_same(output_of):
+    output = output_of("export_model", "--steps 2")
     here, there = re.findall(r"([\d.]+%) (?:of held-out digits )?are right", output)
     assert here == there
     (off,) = re.findall(r"differ by (\S+) at most", output)
@@ -83,12 +93,10 @@ def test_other_process_computes_the_same(capsys):
     assert "is cut off" in output
 
 
-def test_short_run_is_judged_beside_tables_and_writes(capsys):
-    module = load("language_model")
+def test_language_model_is_compared_with_tables_and_writes(output_of):
     command = "--steps 2 --width 8 --depth 1 --characters 3000 --write 10"
     with jax.numpy_dtype_promotion("standard"):
-        module.main(command.split())
-    output = capsys.readouterr().out
+        output = output_of("language_model", command)
     tables = re.findall(r"tables of \w+ +(\d\.\d+)", output)
     assert len(tables) == 3
     (model,) = re.findall(r"the transformer +(\d\.\d+)", output)
@@ -97,11 +105,10 @@ def test_short_run_is_judged_beside_tables_and_writes(capsys):
     assert len(written.replace("\n    ", "\n").removeprefix("    ").strip("\n")) <= 10
 
 
-def test_factors_change_few_numbers_and_are_taken_out_again(capsys, monkeypatch):
+def test_factors_have_few_numbers_and_can_be_removed(output_of, monkeypatch):
     module = load("lora")
     monkeypatch.setattr(module, "WIDTH", 16)
-    module.main(["--steps", "2", "--ranks", "2"])
-    output = capsys.readouterr().out
+    output = output_of(module, "--steps 2 --ranks 2")
     trained = dict(re.findall(r"^(\S.*?) {2,}([\d,]+)(?: +[\d.]+%){2}$", output, re.MULTILINE))
     # Two factors beside each of the weights (16, 64), (16, 16) and (10, 16).
     assert trained == {
@@ -114,9 +121,8 @@ def test_factors_change_few_numbers_and_are_taken_out_again(capsys, monkeypatch)
     assert "Factors taken out, equal to the first network: True" in output
 
 
-def test_each_cost_is_found_and_mended(capsys):
-    load("profile_step").main(["--steps", "4", "--chunk", "2"])
-    output = capsys.readouterr().out
+def test_each_cost_is_found_and_removed(output_of):
+    output = output_of("profile_step", "--steps 4 --chunk 2")
     assert "trace 2, for rate: 1.0 -> 0.98" in output
     assert "compiled for each new number" in " ".join(output.split())
     assert "copies to the device: batch[0], batch[1]" in " ".join(output.split())
@@ -137,10 +143,8 @@ def test_each_cost_is_found_and_mended(capsys):
     assert float(off) < 1e-5
 
 
-def test_short_run_is_judged_beside_models_without_a_network(capsys):
-    module = load("vae")
-    module.main(["--steps", "2", "--width", "8", "--code", "2"])
-    output = capsys.readouterr().out
+def test_autoencoder_is_compared_with_models_without_a_network(output_of):
+    output = output_of("vae", "--steps 2 --width 8 --code 2")
     found = dict(re.findall(r"^  (\w.*?) +(-\d+\.\d)$", output, re.MULTILINE))
     assert list(found) == [
         "independent pixels",
@@ -152,25 +156,21 @@ def test_short_run_is_judged_beside_models_without_a_network(capsys):
     assert len(output.partition("New digits:\n\n")[2].splitlines()) == 8
 
 
-def run_as_a_reader(name: str, *arguments: str) -> None:
-    """Runs a script without the strict rules, which Optax's optimisers do not keep."""
-    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        load(name).main(arguments)
-
-
-def test_physics_informed_network_comes_nearer_to_the_exact_solution(capsys):
-    run_as_a_reader("physics_informed", "--rounds", "1", "--steps", "60")
-    before, after = re.findall(r"the largest error is (\S+)", capsys.readouterr().out)
+@pytest.mark.usefixtures("promotion")
+def test_physics_informed_network_approaches_the_exact_solution(output_of):
+    output = output_of("physics_informed", "--rounds 1 --steps 60")
+    before, after = re.findall(r"the largest error is (\S+)", output)
     assert float(after) < float(before) / 4
 
 
-def test_policy_learns_to_balance_for_longer(capsys):
-    run_as_a_reader("reinforcement_learning", "--updates", "21")
-    first, last = re.findall(r"stands for +(\S+) of", capsys.readouterr().out)
+@pytest.mark.usefixtures("promotion")
+def test_policy_learns_to_balance_for_longer(output_of):
+    output = output_of("reinforcement_learning", "--updates 21")
+    first, last = re.findall(r"stands for +(\S+) of", output)
     assert float(last) > 2 * float(first)
 
 
-def test_flow_is_inverted_and_knows_its_determinant():
+def test_flow_has_an_inverse_and_its_log_determinant():
     module = load("flow")
     flow = module.Flow(2, 4, key=jax.random.key(0))
     z = jax.numpy.array([0.3, -0.7])
@@ -192,16 +192,16 @@ def test_flow_is_inverted_and_knows_its_determinant():
     np.testing.assert_allclose(log_det, expected, atol=1e-5)
 
 
-def test_flow_is_more_likely_than_a_normal_distribution(capsys):
-    run_as_a_reader("flow", "--steps", "300")
-    output = capsys.readouterr().out
+@pytest.mark.usefixtures("promotion")
+def test_flow_has_a_higher_likelihood_than_a_normal_distribution(output_of):
+    output = output_of("flow", "--steps 300")
     normal, flow = re.findall(r"^  (?:normal distribution|flow) +(\S+)$", output, re.MULTILINE)
     assert float(flow) > float(normal) + 0.2
 
 
-def test_ensemble_disagrees_most_where_nothing_was_seen(capsys):
-    run_as_a_reader("ensemble", "--steps", "300")
-    output = capsys.readouterr().out
+@pytest.mark.usefixtures("promotion")
+def test_ensemble_disagrees_most_away_from_the_data(output_of):
+    output = output_of("ensemble", "--steps 300")
     found = dict(re.findall(r"^  (\w.*?) +(-?\d+\.\d+)$", output, re.MULTILINE))
     numbers = {name: float(number) for name, number in found.items()}
     assert numbers["the ensemble"] > numbers["one network, on average"]
