@@ -1,4 +1,4 @@
-"""Rules of the source that neither ruff nor import-linter checks. Their rules are in pyproject."""
+"""Rules of the source that ruff and import-linter do not check."""
 
 import ast
 import functools
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 PACKAGE = pathlib.Path(__file__).parent.parent / "eqxlike"
 MAX_LINES = 700
 
-# The packages that `dependencies` installs, and those that an extra installs.
+# The packages of `dependencies`, and the packages of the extras.
 CORE = {"jax", "jaxlib", "jaxtyping", "numpy", "optax", "wadler_lindig"}
 EXTRAS = {
     "etils",
@@ -35,7 +35,7 @@ parsed = functools.cache(ast.parse)
 
 
 def violations(path: str, source: str) -> Iterator[str]:
-    """Says which rules the file at `path`, relative to the package, breaks."""
+    """The rules that the file at `path`, relative to the package, breaks."""
     tree = parsed(source)
     if (lines := source.count("\n")) > MAX_LINES:
         yield f"{path}: {lines} lines, at most {MAX_LINES}: look for the second idea in it"
@@ -63,7 +63,7 @@ def _private_of_jax(node: ast.AST) -> str | None:
 
 
 def _imported(node: ast.AST) -> set[str]:
-    """The packages that a statement imports; a relative import is of none."""
+    """The packages that a statement imports, without relative imports."""
     if isinstance(node, ast.Import):
         return {each.name.split(".")[0] for each in node.names}
     if isinstance(node, ast.ImportFrom) and node.module and not node.level:
@@ -72,8 +72,8 @@ def _imported(node: ast.AST) -> set[str]:
 
 
 def _beside_reexports(path: str, tree: ast.Module) -> Iterator[str]:
-    """Statements of an `__init__.py` other than its docstring, `from ._x import y as y`, and names
-    that wait for their first use.
+    """Statements of an `__init__.py` other than its docstring, `from ._x import y as y`, and lazy
+    names.
     """
     for number, node in enumerate(tree.body):
         is_docstring = (
@@ -99,7 +99,7 @@ def _is_reexport(node: ast.AST) -> bool:
 
 
 def _waiting_problems(path: str, branches: ast.If) -> Iterator[str]:
-    """What is wrong with names that a type checker finds imported, and Python on first use."""
+    """Lazy names that differ between a type checker and Python."""
     imported = [node for node in branches.body if isinstance(node, ast.ImportFrom)]
     modules = [each.name for node in imported if not node.module for each in node.names]
     homes = {each.name: node.module for node in imported if node.module for each in node.names}
@@ -126,7 +126,7 @@ def test_files_keep_the_rules():
     assert [each for violations in found for each in violations] == []
 
 
-def test_extras_are_those_that_the_package_uses():
+def test_extras_are_exactly_the_imported_packages():
     nodes = (node for file in FILES.values() for node in ast.walk(parsed(file.read_text())))
     imported = {root for node in nodes for root in _imported(node)}
     assert imported - CORE - set(sys.stdlib_module_names) - {"eqxlike"} == EXTRAS
@@ -156,6 +156,6 @@ BROKEN = [
 ]
 
 
-def test_breaches_are_found():
+def test_violations_are_found():
     for path, source, message in BROKEN:
         assert any(message in violation for violation in violations(path, source)), source

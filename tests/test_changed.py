@@ -1,4 +1,4 @@
-"""Which tests a change can break."""
+"""`--changed` selects the tests that a change can break."""
 
 from tests.changed import folders_to_run
 
@@ -11,7 +11,7 @@ def test_change_of_a_part_runs_the_tests_of_the_parts_that_import_it():
     assert "ship" in folders_to_run(["eqxlike/_pytree/_filters.py"])
 
 
-def test_change_of_tests_runs_those_and_a_change_for_all_tests_runs_everything():
+def test_change_of_tests_runs_their_folders_and_a_shared_file_runs_all():
     assert folders_to_run(["tests/nn/test_mlp.py", "tests/test_import.py"]) == {
         "nn",
         "test_import.py",

@@ -1,4 +1,4 @@
-"""Functions that are generated at run time, and what becomes of their source."""
+"""Generated functions and their source lines."""
 
 import collections
 import gc
@@ -13,14 +13,14 @@ from eqxlike._traceback import compile_function
 ADD = ["def add(x, y=2):", "    return x + y + offset"]
 
 
-def test_returns_the_function_that_the_lines_define_with_a_copy_of_the_namespace():
+def test_function_has_a_copy_of_the_namespace():
     namespace = {"offset": 10}
     add = compile_function(ADD, namespace, "test")
     namespace["offset"] = 20
     assert (add.__name__, add(1)) == ("add", 13)
 
 
-def test_the_file_name_says_what_it_was_generated_for_and_is_another_for_each():
+def test_file_name_has_the_purpose_and_is_unique():
     one, other = (compile_function(ADD, {}, "pytree of a.b.C") for _ in range(2))
     assert one.__code__.co_filename.startswith("<eqxlike pytree of a.b.C")
     assert one.__code__.co_filename != other.__code__.co_filename
@@ -29,7 +29,7 @@ def test_the_file_name_says_what_it_was_generated_for_and_is_another_for_each():
     assert caught.value.filename.startswith("<eqxlike test")
 
 
-def test_a_traceback_shows_the_line_that_raised_also_after_a_check_of_the_line_cache():
+def test_traceback_shows_the_line_after_a_check_of_the_line_cache():
     add = compile_function(ADD, {"offset": "text"}, "test")
     linecache.checkcache()
     with pytest.raises(TypeError) as caught:
@@ -38,12 +38,12 @@ def test_a_traceback_shows_the_line_that_raised_also_after_a_check_of_the_line_c
     assert linecache.getline(add.__code__.co_filename, 1) == ADD[0] + "\n"
 
 
-def test_the_source_goes_with_the_function():
+def test_source_is_deleted_after_the_function():
     add = compile_function(ADD, {}, "test")
     filename = add.__code__.co_filename
     assert filename in linecache.cache
     before = len(linecache.cache)
-    # Garbage collection takes nothing from under a walk over the line cache.
+    # Garbage collection does not change the line cache during an iteration over it.
     for _ in linecache.cache:
         del add
         gc.collect()
@@ -54,7 +54,7 @@ def test_the_source_goes_with_the_function():
 
 
 class _TakenByAnother(collections.deque):
-    """Names of which another thread takes the last, as soon as somebody has asked for them."""
+    """Names, the last taken by another thread right after a check that there are names."""
 
     def __bool__(self):
         was_there = len(self) > 0
@@ -62,6 +62,6 @@ class _TakenByAnother(collections.deque):
         return was_there
 
 
-def test_two_threads_may_forget_sources_at_once(monkeypatch):
+def test_two_threads_may_delete_sources_at_once(monkeypatch):
     monkeypatch.setattr(_traceback, "_collected", _TakenByAnother(["<eqxlike gone>"]))
     assert compile_function(ADD, {"offset": 10}, "test")(1) == 13

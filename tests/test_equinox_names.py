@@ -1,4 +1,4 @@
-"""Every public name of Equinox stands here too, and is called in the same way."""
+"""eqxlike has every public name of Equinox, with the same parameters."""
 
 import inspect
 import types
@@ -19,7 +19,7 @@ PLACES = {
     "equinox.nn": (equinox.nn, eqxlike.nn),
 }
 
-# What a layer must be given in Equinox, and may be here.
+# Arguments of layers that are required in Equinox and optional in eqxlike.
 REQUIRED_THERE = {"BatchNorm": "axis_name"}
 
 NAMES = [
@@ -31,7 +31,7 @@ NAMES = [
 
 
 def parameters_of(callable_: Any) -> list[tuple[Any, ...]] | None:
-    """What a caller needs to know of each parameter; `None` if Python cannot tell."""
+    """Name, kind and default of each parameter; `None` if there is no signature."""
     try:
         signature = inspect.signature(callable_)
     except (TypeError, ValueError):
@@ -46,8 +46,8 @@ def _default(parameter: inspect.Parameter) -> Any:
 
 
 def _shared_parameters(place: str, name: str, ours: Any, theirs: Any) -> Any:
-    """Our parameters, less those that layers, gradients and `filter_jit` have beside Equinox's: all
-    by keyword, with a default.
+    """Our parameters without the parameters that Equinox lacks, which must be keywords with a
+    default and belong to a layer, a gradient or `filter_jit`.
     """
     own, their = parameters_of(ours), parameters_of(theirs)
     have_more = ("filter_grad", "filter_value_and_grad", "filter_jit")
@@ -66,11 +66,8 @@ def _shared_parameters(place: str, name: str, ours: Any, theirs: Any) -> Any:
     ]
 
 
-def test_names_are_found():
+def test_every_name_exists():
     assert len(NAMES) > 50
-
-
-def test_every_name_is_here():
     assert [(place, name) for place, name in NAMES if not hasattr(PLACES[place][1], name)] == []
 
 
@@ -104,12 +101,12 @@ def test_layers_are_called_with_the_same_parameters():
 
 
 def _bases(value: Any) -> list[type] | None:
-    """Which of these a class derives from; `None` for what is not a class."""
+    """The base classes of a class among these; `None` for other values."""
     bases = (object, BaseException, RuntimeError, ValueError, TypeError)
     return [base for base in bases if issubclass(value, base)] if isinstance(value, type) else None
 
 
-def test_classes_are_classes_and_exceptions_exceptions():
+def test_classes_and_exceptions_have_the_same_kind():
     theirs, ours = (
         {(place, name): _bases(getattr(PLACES[place][which], name)) for place, name in NAMES}
         for which in (0, 1)

@@ -1,4 +1,4 @@
-"""What `import eqxlike` brings into a process, and what waits for its first use."""
+"""Modules that `import eqxlike` loads at once, and modules that it loads on first use."""
 
 import json
 import pickle
@@ -36,18 +36,18 @@ print(json.dumps(found))
 
 
 def run(source: str) -> str:
-    """What a fresh interpreter prints."""
+    """The output of a new interpreter."""
     command = [sys.executable, "-c", source]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
 @pytest.fixture(scope="module")
 def found() -> dict[str, Any]:
-    """What a process finds in eqxlike, beside what it is built on."""
+    """Names and modules that a new process finds in eqxlike."""
     return json.loads(run(IMPORTS))
 
 
-def test_import_brings_in_the_core_alone_and_parts_are_there_when_first_looked_up(found):
+def test_import_loads_only_the_core_and_other_parts_on_first_use(found):
     packages = {name.split(".")[0] for name in found["imported"]}
     assert packages - sys.stdlib_module_names == {"eqxlike"}
     assert {f"eqxlike.{part}" for part in PARTS} & {*found["imported"]} == set()
@@ -56,17 +56,17 @@ def test_import_brings_in_the_core_alone_and_parts_are_there_when_first_looked_u
     assert found["star"] == ["eqxlike.nn", True]
 
 
-def test_layer_is_unpickled_where_nothing_was_imported():
+def test_layer_is_unpickled_in_a_new_process():
     data = pickle.dumps(eqxlike.nn.Identity())
     assert run(f"import pickle\nprint(pickle.loads({data!r}))") == "Identity()\n"
 
 
-def test_pickle_that_names_the_default_finish_of_a_mean_is_read():
+def test_old_pickle_of_the_default_finish_of_a_mean_is_read():
     finish = eqxlike.train.metrics.mean(jax.numpy.zeros(1)).finish
     assert pickle.loads(b"ceqxlike.train.metrics\n_itself\n.") is finish
 
 
-def test_unknown_name_is_an_attribute_error_that_knows_the_names():
+def test_unknown_name_is_an_attribute_error_with_name_and_object():
     with pytest.raises(AttributeError, match="module 'eqxlike' has no attribute 'trein'") as caught:
         _ = eqxlike.trein  # pyright: ignore[reportAttributeAccessIssue]
     assert caught.value.name == "trein"

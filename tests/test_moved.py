@@ -1,4 +1,4 @@
-"""Names of earlier versions."""
+"""Renamed and removed names of earlier versions."""
 
 import importlib
 import re
@@ -8,7 +8,7 @@ import pytest
 from eqxlike import _moved
 
 
-def test_renamed_name_warns_and_is_the_new_one(monkeypatch):
+def test_renamed_name_warns_and_gives_the_new_object(monkeypatch):
     monkeypatch.setitem(_moved.RENAMED, "eqxlike.train.old_name", "eqxlike.nn.Linear")
     for old, new in _moved.RENAMED.items():
         package, _, name = old.rpartition(".")
@@ -19,7 +19,7 @@ def test_renamed_name_warns_and_is_the_new_one(monkeypatch):
 
 
 @pytest.mark.parametrize("old", sorted(_moved.REMOVED))
-def test_removed_name_says_what_to_use(old):
+def test_error_of_a_removed_name_names_the_replacement(old):
     package, _, name = old.rpartition(".")
     with pytest.raises(AttributeError, match=re.escape(_moved.REMOVED[old])):
         getattr(importlib.import_module(package), name)

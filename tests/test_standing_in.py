@@ -1,4 +1,4 @@
-"""What `install_as_equinox` does to a process: a fresh one, which prints what it finds."""
+"""`install_as_equinox`, in a new process that prints its findings."""
 
 import importlib
 import importlib.metadata
@@ -116,7 +116,7 @@ found["files"] = sorted(
 print(json.dumps(found))
 """
 
-# What Equinox or a user may call, and eqxlike lacks.
+# Names of Equinox, or mistaken names, that eqxlike lacks.
 ABSENT = {
     "import equinox; equinox.nothing": "equinox.nothing",
     "from equinox.nn import Nothing": "equinox.nn.Nothing",
@@ -134,12 +134,12 @@ ABSENT = {
 
 @pytest.fixture(scope="module")
 def found() -> dict[str, Any]:
-    """What a process finds in which eqxlike stands in for Equinox."""
+    """The findings of a process with eqxlike in place of Equinox."""
     command = [sys.executable, "-c", INSTALLED % json.dumps(list(ABSENT))]
     return json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
 
-def test_it_says_what_stands_for_what_and_a_second_call_changes_nothing(found):
+def test_replaced_modules_are_returned_and_a_second_call_changes_nothing(found):
     assert found["returned"] == {
         "equinox": "eqxlike",
         "equinox.debug": "eqxlike.debug",
@@ -150,13 +150,13 @@ def test_it_says_what_stands_for_what_and_a_second_call_changes_nothing(found):
     assert found["finders"].count("eqxlike._standing_in") == 1
 
 
-def test_nothing_is_imported_before_it_is_asked_for_and_equinox_itself_never(found):
+def test_modules_are_imported_on_first_use_and_equinox_never(found):
     assert not {"equinox", "eqxlike.nn", "eqxlike.debug"} & set(found["before"])
     assert found["files"] != []
     assert [file for file in found["files"] if "/equinox/" in file.replace("\\", "/")] == []
 
 
-def test_names_of_equinox_are_those_of_eqxlike_and_setting_one_sets_none_of_ours(found):
+def test_names_of_equinox_are_objects_of_eqxlike_and_may_be_replaced(found):
     assert set(found["same"].values()) == {True}
     assert found["classes"] == [True, True]
     assert {"Module", "nn", "filter_jit", "__version__"} <= set(found["names"]["equinox"])
@@ -166,9 +166,7 @@ def test_names_of_equinox_are_those_of_eqxlike_and_setting_one_sets_none_of_ours
     assert found["set"] == ["mine", False]
 
 
-def test_private_names_are_where_equinox_has_them_and_do_what_libraries_do(
-    found,
-):
+def test_private_names_have_their_place_in_equinox_and_work(found):
     for module in _standing_in._PRIVATE:
         importlib.import_module(module)
     for path in _standing_in._NAMES:
@@ -181,7 +179,7 @@ def test_private_names_are_where_equinox_has_them_and_do_what_libraries_do(
     ]
 
 
-def test_version_is_that_of_the_interface_and_those_of_others_their_own(found):
+def test_version_of_equinox_is_the_compatible_version(found):
     ours = found["versions"].pop()
     assert found["versions"] == [_standing_in.EQUINOX_VERSION] * 2
     assert ours != _standing_in.EQUINOX_VERSION
@@ -189,19 +187,19 @@ def test_version_is_that_of_the_interface_and_those_of_others_their_own(found):
     assert found["others"] == importlib.metadata.version("jax")
 
 
-def test_whether_there_is_a_module_may_be_asked(found):
+def test_find_spec_finds_only_existing_modules(found):
     assert found["found"] == [True, True, False, False]
 
 
 @pytest.mark.parametrize(("statement", "name"), ABSENT.items())
-def test_name_that_is_not_there_is_an_error_that_says_whose_it_is(found, statement, name):
+def test_error_of_a_missing_name_mentions_eqxlike_and_equinox(found, statement, name):
     kind, message = found["errors"][statement]
     is_attribute = not statement.startswith("from") and ";" in statement
     assert kind == ("AttributeError" if is_attribute else "ModuleNotFoundError")
     assert message == (f"eqxlike stands in for Equinox 0.13.8 in this process, and has no `{name}`")
 
 
-def test_it_refuses_where_equinox_is_imported_and_names_the_way_out(monkeypatch):
+def test_call_after_an_import_of_equinox_is_refused(monkeypatch):
     equinox = types.ModuleType("equinox")
     equinox.__file__ = "/there/equinox/__init__.py"
     monkeypatch.setitem(sys.modules, "equinox", equinox)

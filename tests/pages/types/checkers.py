@@ -1,4 +1,4 @@
-"""What pyright and mypy say of programs, line by line."""
+"""Errors and types that pyright and mypy report, line by line."""
 
 import collections
 import dataclasses
@@ -17,7 +17,7 @@ _REVEALED = re.compile(r'(?:Type of ".*" is|Revealed type is) "(.*)"', re.DOTALL
 
 @dataclasses.dataclass
 class Report:
-    """What a type checker says of one program, by the number of the line."""
+    """The errors and types of one program, by the number of the line."""
 
     errors: dict[int, list[str]] = dataclasses.field(
         default_factory=lambda: collections.defaultdict(list)
@@ -35,7 +35,7 @@ Reports = dict[str, Report]
 
 
 def start_pyright(folder: pathlib.Path, *names: str) -> subprocess.Popen[str]:
-    """Starts pyright, as users have it without settings, on programs in `folder`."""
+    """Starts pyright with its default settings on programs in `folder`."""
     include = [f"{name}.py" for name in names]
     settings = {"include": include, "extraPaths": [str(REPOSITORY)]}
     (folder / "pyrightconfig.json").write_text(json.dumps(settings))
@@ -52,9 +52,9 @@ def read_pyright(process: subprocess.Popen[str]) -> Reports:
 
 
 def start_mypy(folder: pathlib.Path) -> subprocess.Popen[str]:
-    """Starts mypy, as users have it without settings, on the programs in `folder`."""
-    # Optax tells it nothing, which is no mistake of a program. What JAX compiles with has no part
-    # in the types of a program, and took mypy a quarter of its time.
+    """Starts mypy with its default settings on the programs in `folder`."""
+    # Optax has no types, which is no mistake of a program. JAX's compiler does not affect the types
+    # of a program, and took a quarter of mypy's time.
     compiler = "jaxlib.mlir.*,jaxlib.mosaic.*,jax._src.export.*,jax._src.pallas.*"
     settings = (
         "[mypy]\n[mypy-optax.*]\nignore_missing_imports = True\n"
@@ -62,7 +62,7 @@ def start_mypy(folder: pathlib.Path) -> subprocess.Popen[str]:
     )
     (folder / "mypy.ini").write_text(settings)
     programs = [path.name for path in folder.glob("*.py")]
-    # What it knows of libraries it keeps; of what it keeps of programs it would say nothing.
+    # The cache keeps libraries. mypy would report nothing about cached programs.
     for program in programs:
         for path in CACHE.glob(f"*/{program.removesuffix('py')}*"):
             path.unlink(missing_ok=True)
@@ -92,6 +92,6 @@ def _start(folder: pathlib.Path, checker: str, *options: str) -> subprocess.Pope
 
 def _output(process: subprocess.Popen[str]) -> str:
     output, errors = process.communicate()
-    # 1: mistakes were found.
+    # Status 1: there are errors.
     assert process.returncode == 1, output + errors
     return output

@@ -1,4 +1,4 @@
-"""What Equinox has not, or does not tell type checkers. Marked as in `program.py`."""
+"""Functions and types that Equinox lacks. Marked as in `program.py`."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -20,7 +20,7 @@ x = jnp.ones(3)
 model = nn.Linear(3, 3, key=key)
 
 
-# What `filter_jit` and `filter_pmap` return has `.lower`.
+# Functions of `filter_jit` and `filter_pmap` have `.lower`.
 
 
 @eqx.filter_jit(donate=("model",))
@@ -39,7 +39,7 @@ reveal_type(predict.lower(model, x).compile())  # Compiled
 reveal_type(eqx.filter_pmap(model).lower(x))  # Lowered
 
 
-# The signature stays where Equinox leaves `Any`.
+# Signatures that are `Any` in Equinox.
 
 reveal_type(eqx.filter_jacrev(predict))  # (model: Linear, x: Array, steps: int = 1) -> Unknown
 reveal_type(eqx.filter_checkpoint(prevent_cse=False)(predict)(model, x))  # Array
@@ -50,7 +50,7 @@ eqx.filter_jit(predict, donate=["model", "x"])
 eqx.filter_vmap(predict, spmd_axis_name="batch")
 
 
-# What one does to a model as a whole.
+# Operations on a whole model.
 
 reveal_type(nn.freeze(model, lambda model: model.weight))  # Linear
 reveal_type(nn.unfreeze(model))  # Linear

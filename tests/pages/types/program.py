@@ -1,7 +1,7 @@
-"""A program for type checkers. With Equinox imported in the place of eqxlike it is another.
+"""A program for type checkers, also checked with Equinox in place of eqxlike.
 
-Each line that ends in `# mistake` has one for a type checker to find, and no other line has. Beside
-each `reveal_type` stands what pyright says.
+Exactly the lines that end in `# mistake` have an error. The comment after each `reveal_type` is the
+type that pyright reports.
 """
 
 # ruff: noqa: B018
@@ -102,7 +102,7 @@ affine.added = 1  # mistake
 model.layer.wieght  # mistake
 
 
-# Classes that leave something to their subclasses.
+# Abstract classes.
 
 
 class Abstract(eqx.Module):
@@ -198,7 +198,7 @@ reveal_type(eqx.debug.assert_max_traces(max_traces=1)(loss)(affine, x))  # Array
 eqx.filter_make_jaxpr(loss)(affine)  # mistake
 
 
-# Functions of which little is known.
+# Functions with unknown types.
 
 
 def transform(known: Callable[..., Array], unknown, x: Array) -> None:

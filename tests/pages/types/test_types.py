@@ -1,4 +1,4 @@
-"""What type checkers find in programs that use eqxlike, beside what they find with Equinox."""
+"""Errors and types that type checkers report for programs with eqxlike and with Equinox."""
 
 import pathlib
 import re
@@ -16,7 +16,7 @@ SOURCES = {
 SOURCES[EQUINOX] = re.sub("^(import|from) eqxlike ", r"\1 equinox ", SOURCES[SHARED], flags=re.M)
 
 VAGUE = re.compile(r"\b(Any|Unknown|Never)\b|\.\.\.")
-"""The parts of a type of which a type checker knows nothing."""
+"""The unknown parts of a type."""
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +24,7 @@ def reports(tmp_path_factory) -> dict[str, dict[str, Report]]:
     folder = tmp_path_factory.mktemp("programs")
     for name, source in SOURCES.items():
         (folder / f"{name}.py").write_text(source)
-    # Pyright is asked for each type by name: it need not be compared with anything.
+    # The programs state each type of pyright, so pyright does not check the program of Equinox.
     pyright, mypy = start_pyright(folder, SHARED, OWN), start_mypy(folder)
     return {"pyright": read_pyright(pyright), "mypy": read_mypy(mypy)}
 
@@ -36,7 +36,7 @@ def marked(name: str) -> set[int]:
 
 
 def expected_types(name: str) -> dict[int, str]:
-    """What stands beside each `reveal_type`, by line."""
+    """The comment after each `reveal_type`, by line."""
     lines = SOURCES[name].splitlines()
     return {
         number: line.split("  # ", 1)[1]
@@ -62,7 +62,7 @@ def test_each_mistake_is_found(reports, checker, name):
 
 @CHECKERS
 @PROGRAMS
-def test_nothing_else_is_called_a_mistake(reports, checker, name):
+def test_lines_without_a_mistake_have_no_error(reports, checker, name):
     errors = reports[checker][name].errors
     assert {line: errors[line] for line in set(errors) - marked(name)} == {}
 
@@ -72,7 +72,7 @@ def test_pyright_knows_each_type(reports, name):
     assert reports["pyright"][name].types == expected_types(name)
 
 
-def test_mypy_knows_no_type_less_precisely_than_with_equinox(reports):
+def test_types_of_mypy_are_as_precise_as_with_equinox(reports):
     ours, theirs = reports["mypy"][SHARED].types, reports["mypy"][EQUINOX].types
     assert set(ours) == set(expected_types(SHARED))
     vaguer = {
