@@ -46,7 +46,7 @@ def render(report: Mapping[str, Any], *, markdown: bool, baseline: str | None = 
         for clock in table["clocks"] if rows else ():
             heading = f"{table['title']}: {clock}" if table["title"] else clock.capitalize()
             ratios = f"ratio to {to or rows[0]['baseline']}"
-            title = f"{heading}, {table['unit']} a call {CLOCKS[clock]} ({ratios})"
+            title = f"{heading}, {table['unit']} {CLOCKS[clock]} ({ratios})"
             parts.append(f"{title}\n\n{draw(cells({'rows': rows}, clock, to, table['unit']))}")
         if any("lines" in row for row in rows):
             parts.append(f"Lines of the lowered program\n\n{draw(line_cells(rows))}")

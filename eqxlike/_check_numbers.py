@@ -25,7 +25,7 @@ def integer(value: Any) -> int | None:
 
 
 def whole_number(value: Any, name: str, least: int = 1) -> int:
-    """Converts the argument `name` to an `int`.
+    """Returns `value` as an `int`. `name` is the name of the argument in the error message.
 
     **Raises:** `ValueError` unless `value` is an integer >= `least`.
     """
@@ -50,7 +50,7 @@ def whole_number_in(text: str, least: int = 1) -> int:
 
 
 def real_number(value: Any, name: str) -> float:
-    """Converts the argument `name` to a `float`.
+    """Returns `value` as a `float`. `name` is the name of the argument in the error message.
 
     **Raises:** `TypeError` unless `value` is a real number.
     """
@@ -60,7 +60,7 @@ def real_number(value: Any, name: str) -> float:
 
 
 def positive_number(value: Any, name: str) -> float:
-    """Converts the argument `name` to a `float`.
+    """Returns `value` as a `float`. `name` is the name of the argument in the error message.
 
     **Raises:** `TypeError` unless `value` is a real number; `ValueError` unless it is positive and
     finite.
@@ -78,16 +78,20 @@ def hint_to_call(value: Any) -> str:
 
 
 def check_number(value: Any, name: str) -> None:
-    """Raises `TypeError` unless the argument `name` is a number or an array of numbers."""
+    """Raises `TypeError` unless `value` is a number or an array of numbers.
+
+    `name` is the name of the argument in the error message.
+    """
     dtype = getattr(value, "dtype", object)
     if not isinstance(value, numbers.Real) and not jnp.issubdtype(dtype, jnp.number):
         raise TypeError(f"{name} must be a number, got {value!r}{hint_to_call(value)}.")
 
 
 def check_scale(scale: Any, name: str) -> None:
-    """Checks that the argument `name` is a positive number, or an array of shape `()`.
+    """Checks that `scale` is a positive number, or an array of shape `()`.
 
-    The values of arrays are not checked, since they may be traced.
+    The values of arrays are not checked, since they may be traced. `name` is the name of the
+    argument in the error message.
 
     **Raises:** `TypeError` unless `scale` is a number or an array of numbers; `ValueError` if the
     number is not positive and finite, or the array has another shape.

@@ -22,7 +22,10 @@ def parameter_dtype(dtype: Any) -> jnp.dtype:
 
 
 def is_key(x: Any) -> bool:
-    """Whether `x` is an array, tracer or struct of typed keys, such as `jax.random.key(0)`."""
+    """Whether the dtype of `x` is a typed key dtype, as for `jax.random.key(0)`.
+
+    `x` may be an array, a tracer or a `jax.ShapeDtypeStruct`. For other objects, returns `False`.
+    """
     dtype = getattr(x, "dtype", None)
     return dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)
 

@@ -30,7 +30,7 @@ def render(report: Mapping[str, Any], found: Sequence[Target], *, markdown: bool
         return "no models were measured"
     draw = table.markdown_table if markdown else table.text_table
     parts = [
-        "Value and gradient, microseconds a call until the result is ready (ratio to the value "
+        "Value and gradient, microseconds until the result is ready (ratio to the value "
         f"alone)\n\n{draw(cells(rows, 'modes', _time, ('unknowns', 'primal')))}",
         "Largest relative error of the gradient: float32 to finite differences in float64, "
         "and finite differences to reverse mode\n\n"
@@ -40,7 +40,7 @@ def render(report: Mapping[str, Any], found: Sequence[Target], *, markdown: bool
     ]
     if any(row["peers"] for row in rows):
         parts.append(
-            "Peers: value and gradient, microseconds a call until the result is ready (ratio to "
+            "Peers: value and gradient, microseconds until the result is ready (ratio to "
             f"the value alone)\n\n{draw(cells(rows, 'peers', _time))}"
         )
     if found:

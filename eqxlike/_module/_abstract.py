@@ -177,7 +177,11 @@ _WRITTEN = re.compile(r"\s*([\w.]+)\s*(\[?)")
 
 
 def _head(cls: type, annotation: Any) -> tuple[Any, bool]:
-    """An annotation in the body of `cls` without its subscript, and whether it has a subscript."""
+    """Returns an annotation without its subscript, and whether it has a subscript.
+
+    For `AbstractVar[int]` the result is `(AbstractVar, True)`. The annotation is from the body of
+    `cls`; names in a string annotation are looked up in the module of `cls`.
+    """
     if not isinstance(annotation, str):
         origin = get_origin(annotation)
         return (annotation, False) if origin is None else (origin, True)

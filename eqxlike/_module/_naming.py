@@ -175,7 +175,10 @@ class _Names:
 
     @functools.cached_property
     def _paths(self) -> dict[int, tuple[weakref.ref[Any], str]]:
-        """Maps the `id` of a Module to its path. The weak reference shows if the `id` is valid."""
+        """Maps the `id` of a Module to a weak reference to the Module, and its path.
+
+        If the reference is dead, another object may have the same `id`.
+        """
         paths: dict[int, tuple[weakref.ref[Any], str]] = {}
         for path, module in self._roots:
             paths.setdefault(id(module), (weakref.ref(module), path))

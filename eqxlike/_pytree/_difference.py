@@ -90,7 +90,7 @@ def same_shape_and_dtype(first: Any, second: Any) -> bool | None:
 
 
 def describe_node(node: Any) -> str:
-    """Describes a node or a leaf in a message, without its value."""
+    """Describes a node or a leaf for an error message. The text does not contain its value."""
     if node is None:
         return "None"
     if _has_shape(node):
@@ -105,7 +105,7 @@ def describe_node(node: Any) -> str:
 
 
 def _describe_against(node: Any, other: Any) -> str:
-    """Describes `node` in a message, with details that distinguish it from `other`."""
+    """Describes `node` for an error message, with details that distinguish it from `other`."""
     if not _has_shape(node) and jtu.all_leaves([node, other]):
         return repr(node)
     text = describe_node(node)

@@ -102,11 +102,11 @@ def _nodes(
 
 
 def _joined(before: Parts, parts: Parts) -> Parts:
-    """Merges the parts of two names of the same state value.
+    """Merges two names, given by their parts, of the same state value.
 
-    If two consecutive `Stacked` Modules of one stack share the value, the result has the layer
-    numbers of both. If two copies of a model share the value, the result is the name in the first
-    copy.
+    If the value belongs to two consecutive `Stacked` Modules of the same stack, the result lists
+    the layer numbers of both Modules. If the value belongs to two copies of a model, the result is
+    its name in the first copy.
     """
 
     def words(parts: Parts) -> list[str | None]:

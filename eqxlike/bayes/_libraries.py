@@ -196,7 +196,10 @@ def _check_continuous(distribution: Any, name: str) -> None:
 
 
 def check_distribution(value: Any, name: str) -> None:
-    """Raises `TypeError` unless `value`, the argument `name`, is a NumPyro distribution."""
+    """Raises `TypeError` unless `value` is a NumPyro distribution.
+
+    `name` is the name of the argument in the error message.
+    """
     if not is_distribution(value):
         raise TypeError(
             f"{name} must be a distribution from `numpyro.distributions`, got {value!r}"

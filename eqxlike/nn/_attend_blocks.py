@@ -153,7 +153,10 @@ class Plan(NamedTuple):
     kernel: Kernel | None = None
 
     def run(self, name: str, in_blocks: Callable[..., Any], *args: Any) -> Any:
-        """Runs a pass by the kernel on the kernel's platform, and in blocks on other platforms."""
+        """Runs one of the three passes, called `name`, on `args`.
+
+        On the platform of the kernel, the kernel runs it. On other platforms, `in_blocks` runs it.
+        """
         if self.kernel is None:
             return in_blocks(*args)
         kernel = functools.partial(getattr(self.kernel, name), self.pattern)

@@ -252,7 +252,7 @@ def _one_output(x: Array, weight: Array, **params: Any) -> Array:
 
 
 def _in_parts(x: Array, weight: Array, **params: Any) -> Array:
-    """Sums the convolutions of parts of the batch that fit into the cache."""
+    """Splits the batch into parts that fit into the cache, and sums the parts' convolutions."""
     numbers, batch = params["dimension_numbers"], x.shape[0]
     axis = numbers.rhs_spec[1]
     num_parts = min(batch, _MOST_PARTS, math.ceil((x.size + weight.size) / _PART))

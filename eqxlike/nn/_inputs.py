@@ -26,7 +26,7 @@ axes.
 
 
 def check_instance(model: Any, what: str) -> None:
-    """Raises `TypeError` if `model` is a class; `what` names the caller in errors."""
+    """Raises `TypeError` if `model` is a class; `what` is the caller's name in the error."""
     if isinstance(model, type):
         raise TypeError(
             f"{what} expected an instance, got the class {model.__name__}{hint_to_call(model)}."
@@ -205,7 +205,8 @@ def stack_layers(
 class Rows:
     """Stand-in for a stacked array or for one of its rows. A stand-in supports only indexing.
 
-    `numbers` are the indices of the rows. Indexing a single row raises `IndexError`.
+    - `numbers`: a NumPy array with one number for each row, or a single number for one row. A
+      stand-in for one row cannot be indexed again: that raises `IndexError`.
     """
 
     def __init__(self, numbers: Any):

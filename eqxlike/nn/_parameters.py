@@ -100,7 +100,10 @@ def draw_affine(
 def _draw_at_once(
     key: PRNGKeyArray | None, parameters: tuple[Parameter | None, ...], is_eager: bool
 ) -> tuple[Any, ...]:
-    """`draw` without initializers. `is_eager` is `False` for a call inside a larger program."""
+    """Like `draw`, for parameters without an `initializer`.
+
+    `is_eager` is `False` if the call is inside a larger program.
+    """
     keys = [None] * len(parameters) if key is None else jr.split(key, len(parameters))
     drawn: list[Any] = []
     for key, parameter in zip(keys, parameters, strict=True):

@@ -289,8 +289,8 @@ def was_refused(state: TrainState) -> Bool[Array, ""]:
     is_skipped = has_skipped(state.optimiser_state)
     if is_skipped is None:
         return jnp.copy(state.is_halted)
-    # After too many skips in a row, `apply_if_finite` applies an update that is not finite. So a
-    # skip is reported only if the state is finite.
+    # After too many skips in a row, `apply_if_finite` applies an update that is not finite, but
+    # still reports a skip. The state is then not finite. So check the state too.
     return state.is_halted | (is_skipped & is_finite_state(state))
 
 

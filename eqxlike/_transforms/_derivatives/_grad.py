@@ -259,7 +259,9 @@ class JacobianFunction(TransformedFunction):
             return value_arrays, aux_arrays
 
         def tree_of(rows: list[Any], depth: int) -> PyTree:
-            """Converts nested lists of arrays to nested trees, with one level for each mode."""
+            """Converts nested lists of derivatives to nested trees with the structure of the first
+            argument. The trees have one level for each transformation in `_modes`.
+            """
             subtrees = [tree_of(row, depth - 1) for row in rows] if depth else rows
             return rest.merge_into(None, subtrees)
 

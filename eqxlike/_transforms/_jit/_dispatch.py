@@ -108,8 +108,9 @@ class Dispatcher:
         # that have tables of their own.
         self._lasting: _Table = OrderedDict()
         self._closures: weakref.WeakSet[types.FunctionType] = weakref.WeakSet()
-        # `fast_path` is the latest fast path for calls without keyword arguments. `recent` has the
-        # latest few fast paths, each with the names of the keyword arguments that it takes.
+        # `fast_path` is the fast path that was used last for a call without keyword arguments.
+        # `recent` has the fast paths that were used last, the newest first, each with the names of
+        # the keyword arguments that it takes.
         self.fast_path: FastPath = always_miss
         self.recent: tuple[tuple[tuple[str, ...], FastPath], ...] = ()
         _dispatchers.add(self)

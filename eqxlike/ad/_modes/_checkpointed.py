@@ -275,8 +275,9 @@ def recomputed(function: OfList, policy: Callable[..., bool] | None) -> OfList:
 class _InBranch(Reverse):
     """Reverse mode that recomputes the function inside a `cond` of the backward pass.
 
-    XLA does not merge the operations in a branch with equal operations of the forward pass. XLA
-    starts the branch only when the cotangents have been computed.
+    Because the recomputed operations are in a branch of the `cond`, XLA does not merge them with
+    the same operations of the forward pass. XLA starts the branch only when the cotangents have
+    been computed.
     """
 
     def vjp(self, function: OfArrays, arrays: Arrays) -> tuple[Arrays, Pullback, Arrays]:

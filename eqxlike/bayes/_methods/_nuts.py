@@ -226,8 +226,8 @@ class _Integrator:
         acceptance = subtree.acceptance / trajectory.size
         others = jnp.stack([acceptance, subtree.diverged, trajectory.size], axis=1)
         statistics = jnp.concatenate([sample[:, -2:], others], axis=1)
-        # If the trajectory of a chain continues, the chain writes to a row that it overwrites
-        # later.
+        # A chain whose trajectory continues has no draw yet, and its `num` stays the same. So its
+        # next draw overwrites the row that is written here.
         row = jnp.arange(self.num_chains), num
         state = state._replace(
             draws=state.draws.at[row].set(sample[:, : self.size].astype(state.draws.dtype)),
@@ -474,7 +474,10 @@ def _where(where: Array, old: Any, **new: Any) -> Any:
 
 
 def _selected(where: Array, new: Any, old: Any) -> Any:
-    """`jnp.where` over trees, with the leading axes of `where`, in the dtypes of `old`."""
+    """Selects leaves of `new` where the mask `where` is true, and otherwise leaves of `old`.
+
+    The axes of the mask are the leading axes of each leaf. The result has the dtypes of `old`.
+    """
 
     def of(new: Any, old: Array) -> Array:
         each = jnp.expand_dims(where, range(where.ndim, old.ndim))

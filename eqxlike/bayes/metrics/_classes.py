@@ -121,7 +121,8 @@ def calibration_bins(
 def _means_of_bins(
     count: Int[Array, " M"], *sums: Float[Array, " M"]
 ) -> tuple[Float[Array, " M"], ...]:
-    # Empty bins are NaN. Division by NaN, instead of 0 / 0, avoids a floating-point warning.
+    # The means of empty bins are NaN. Divide by NaN and not by the count 0, because 0 / 0 causes a
+    # floating-point warning.
     size = jnp.where(count > 0, count.astype(sums[0].dtype), jnp.nan)
     return tuple(each / size for each in sums)
 

@@ -103,8 +103,9 @@ class Step:
     @property
     def is_of_user(self) -> bool:
         """Returns True if the formula of this step is in the user's code, and not in a JAX
-        function. The test compares the step and the steps that compute its inputs. If a single call
-        in the user's code created all of them, the formula is in a JAX function.
+        function. To find out, look at this step and the steps that compute its inputs. If a single
+        call in the user's code created all these steps, that call is of a JAX function, and the
+        formula is in this function.
         """
         steps = [step for each in self.inputs if (step := seen_through(each).step) is not INPUT]
         return not steps or any(step.instruction != self.instruction for step in steps)

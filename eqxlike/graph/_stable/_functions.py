@@ -53,9 +53,9 @@ def summed_squares_of(total: Value) -> Value | None:
 
 
 def applied(function: Callable[..., Any], *inputs: Value | Rewrite) -> Rewrite:
-    """A rewrite that calls `function` with the array of each value and the result of each rewrite.
+    """A rewrite that calls `function` with one argument for each of `inputs`.
 
-    `inputs` are these values and rewrites.
+    For a `Value`, the argument is its array. For a `Rewrite`, the argument is its result.
     """
     counts = [1 if isinstance(each, Value) else len(each.operands) for each in inputs]
 

@@ -261,7 +261,7 @@ class StableProgram:
 
 
 def _matches_in(steps: Iterable[Step], rules: Sequence[Rule]) -> Iterator[Match]:
-    """Finds the first rule that matches each step. Stores the rewrite in the step's output."""
+    """For each step, finds the first rule that matches it, and stores the rewrite in its output."""
     for step in steps:
         for rule in rules if _has_float_output(step) else ():
             if step.kind not in rule.kinds or (rewrite := _match(rule, step)) is None:

@@ -81,7 +81,10 @@ class Scan:
         )
 
     def saved(self, carry: Sequence[T]) -> list[T]:
-        """Selects the saved arrays from a carry, or from a list with an item for each array."""
+        """Selects the arrays of a carry that are saved, which are all except the buffers.
+
+        `carry` may also be a list with another item for each array of the carry, such as a flag.
+        """
         return select(carry, [not is_once for is_once in self.is_written_once])
 
     def restored(self, saved: Arrays, last: Arrays) -> list[Array]:
@@ -96,7 +99,7 @@ class Operands:
     - `consts`: the arrays that all steps share.
     - `carry`: the initial carry.
     - `xs`: arrays of shape `(length, ...)`. Each step gets one row of each array.
-    - `count`: the number of steps. `None` if it is the length of the scan.
+    - `count`: the number of steps to run, at most `length`. If `None`, all steps run.
     """
 
     consts: Arrays

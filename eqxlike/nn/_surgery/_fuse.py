@@ -1,4 +1,4 @@
-"""Fusion of linear layers with the same input into one matrix product, and its inverse."""
+"""`fuse` replaces linear layers that have the same input by one layer; `unfuse` restores them."""
 
 import collections
 import dataclasses

@@ -200,7 +200,9 @@ Match = type | types.UnionType | tuple[type, ...] | Callable[[Any], Any]
 
 
 def node_predicate(match: Match, name: str) -> Callable[[Any], bool]:
-    """Converts `match` to a function from a node to `bool`. `name` names the argument in errors.
+    """Converts `match` to a function from a node to `bool`.
+
+    `name` is the name of the argument in the error message.
 
     The wrapper around a frozen array never matches, because it is not a node of the user's tree.
 

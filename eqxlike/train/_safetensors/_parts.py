@@ -33,8 +33,8 @@ class _Part(NamedTuple):
         if is_on_cpu(leaf):
             array = np.asarray(leaf)[self.rows]
         else:
-            # A JAX array keeps the NumPy copy that is made of it. Convert a temporary array, so
-            # that the copy is freed with it.
+            # A JAX array keeps its NumPy copy for as long as the array exists. So make a temporary
+            # JAX array here: it is freed after this call, together with its NumPy copy.
             array = leaf[self.rows] if self.rows else leaf.copy()
         try:
             return self.stored.saved(np.asarray(array))[self.number]

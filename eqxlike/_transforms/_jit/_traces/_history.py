@@ -159,7 +159,7 @@ class RetraceWarning(UserWarning):
 
 
 class RetraceError(RuntimeError):
-    """A compiled function may not be traced again, because of `on_retrace` or `max_traces`.
+    """A compiled function would be traced again, but `on_retrace` or `max_traces` forbids it.
 
     - `trace`: the trace that was refused.
     """
