@@ -87,7 +87,7 @@ def test_tolerance_that_would_have_passed_passes(comparison):
 # Cost
 
 
-def test_mode_is_measured_whatever_the_others_do_unless_it_fails(comparison):
+def test_every_mode_that_runs_is_measured(comparison):
     for row in comparison.rows:
         if row.mode != "raises":
             assert min(row.primal_us, row.gradient_us, row.first_call_ms, row.ratio) > 0
@@ -118,7 +118,7 @@ def test_mode_is_compiled_for_each_comparison():
         assert len(traced) == number
 
 
-def test_what_would_take_hours_is_not_run():
+def test_modes_beyond_the_budget_are_not_run():
     modes = [ad.FiniteDifference(), ad.Forward(64), ad.Reverse()]
     many = {"modes": modes, "budget_s": 1e-9}
     rows = compare(jnp.sum, jnp.ones(100_000), reference=None, **many).rows
@@ -132,7 +132,7 @@ def test_what_would_take_hours_is_not_run():
     assert str(caught.value).endswith("such as `ad.Reverse()`, or `reference=None`.")
 
 
-def test_mode_that_fails_or_is_slow_sits_out_and_stops_no_other():
+def test_mode_that_fails_or_is_slow_does_not_stop_the_others():
     counts = {"": 0, "failing": 0, "other": 0}
 
     def call(name):
@@ -210,7 +210,7 @@ def test_best_is_the_fastest_that_is_ok():
 # What may be differentiated
 
 
-def test_every_mode_of_ours_is_ok_on_a_tree_with_what_is_frozen_and_aux():
+def test_every_mode_is_ok_on_a_model_with_frozen_arrays_and_aux():
     def squared(model, x):
         return model(x) ** 2, {"x": x, "how": "fast"}
 
@@ -238,7 +238,7 @@ class Weighted(eqx.Module):
         lambda model: eqx.filter_jit(model.total),
     ],
 )
-def test_arrays_that_a_function_is_bound_to_are_no_constants(bind):
+def test_arrays_of_a_bound_method_are_converted_to_double_precision(bind):
     # A constant would stay in single precision, which strict promotion refuses to mix with double.
     (row,) = compare(bind(Weighted(jnp.ones(2))), jnp.ones(2), modes=[ad.Reverse()]).rows
     assert (row.verdict, row.max_relative_error < 1e-6) == ("ok", True)
@@ -255,7 +255,7 @@ def test_default_modes_leave_out_what_is_not_installed(monkeypatch):
     ]
 
 
-def test_what_may_end_the_process_is_not_tried_unasked(monkeypatch):
+def test_mode_that_may_crash_the_process_runs_only_on_request(monkeypatch):
     def steps(x):
         return jax.lax.scan(lambda x, _: (jnp.sin(x), None), x, None, 2)[0]
 
@@ -270,7 +270,7 @@ def test_what_may_end_the_process_is_not_tried_unasked(monkeypatch):
     assert {row.verdict for row in comparison.rows if row.mode != "Enzyme()"} == {"ok"}
 
 
-def test_mode_that_stands_twice_is_named_apart():
+def test_mode_that_is_passed_twice_has_two_names():
     assert list(_named_modes([ad.Reverse(), ad.Forward(2), ad.Reverse()])) == [
         "Reverse()",
         "Forward(chunk=2)",

@@ -99,7 +99,7 @@ def of_part(scale, mode):
     return jnp.sum(part(jnp.asarray(X)))
 
 
-def test_value_gradient_jacobian_and_that_through_a_part_are_jaxs(mode):
+def test_value_gradient_and_jacobian_equal_those_of_jax(mode):
     @eqx.filter_jit
     def found(p, x):
         with_value = eqx.filter_value_and_grad(loss, mode=mode)(p, x)
@@ -204,7 +204,7 @@ def gradients_of_jax():
     return dict(zip(functions, found, strict=True)) | {of_loop: gradient_of_loop()}
 
 
-def test_compiled_gradients_of_parts_loops_branches_and_modules_are_jaxs(compiled_mode):
+def test_compiled_gradients_of_parts_loops_branches_and_modules_equal_those_of_jax(compiled_mode):
     mode = compiled_mode
     cases = dict(FUNCTIONS)
     if not isinstance(mode, ad.FiniteDifference):
@@ -234,7 +234,7 @@ def test_compiled_gradients_of_parts_loops_branches_and_modules_are_jaxs(compile
             assert (gradient[1], gradient[2]) == (None, None)
 
 
-def test_aux_comes_as_it_is_and_no_array_gives_an_empty_gradient(compiled_mode):
+def test_aux_is_unchanged_and_gradient_without_arrays_is_empty(compiled_mode):
     mode = compiled_mode
 
     def with_aux(p, x):
@@ -267,7 +267,7 @@ def test_holomorphic_functions_empty_arrays_and_half_precision(batched_mode):
     np.testing.assert_allclose(gradient.astype(float), 2.0, rtol=0.2)
 
 
-def test_a_step_that_is_given_serves_complex_numbers():
+def test_given_step_works_for_complex_numbers():
     z, mode = np.array(0.5 + 1.0j), MODES["FiniteDifference, step"]
     gradient = eqx.filter_jit(eqx.filter_grad(jnp.sin, mode=mode, holomorphic=True))
     assert_close(gradient(z), np.cos(z), mode)
@@ -286,7 +286,7 @@ def descended(mode, x):
     return jax.lax.scan(lambda x, _: (x - 0.1 * gradient(x), None), x, length=3)[0]
 
 
-def test_in_a_batch_in_a_scan_and_in_a_derivative_it_is_the_same(batched_mode):
+def test_gradients_in_a_batch_a_scan_and_a_derivative_equal_those_of_jax(batched_mode):
     inner = lambda x: jnp.sum(eqx.filter_grad(lambda x: jnp.sum(x**4), mode=batched_mode)(x))
 
     @eqx.filter_jit
@@ -333,7 +333,7 @@ def of_parameters(p):
 
 
 @pytest.mark.parametrize("name", BATCHED[1:])
-def test_hessian_is_jaxs(name):
+def test_hessian_equals_that_of_jax(name):
     batched_mode = MODES[name]
 
     @eqx.filter_jit

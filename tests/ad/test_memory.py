@@ -38,7 +38,7 @@ def test_checkpointed_halves_the_memory_of_a_scan_of_a_prime_length():
     assert checkpointed < plain / 2
 
 
-def test_forward_in_chunks_holds_so_many_directions():
+def test_memory_of_forward_mode_grows_with_its_chunk():
     weights, x = [np.full((8, 8), 0.125, "f")] * 4, np.ones((128, 8), "f")
     of_all = temporary_bytes(eqx.filter_grad(deep, mode=ad.Forward()), weights, x)
     of_8 = temporary_bytes(eqx.filter_grad(deep, mode=ad.Forward(chunk=8)), weights, x)

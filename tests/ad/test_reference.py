@@ -16,7 +16,7 @@ from tests.ad.broken_modes import MODES, PARAMETERS, Broken, compare, loss, row_
 # The reference
 
 
-def test_error_is_that_of_the_worst_leaf(comparison):
+def test_error_is_the_largest_of_all_leaves(comparison):
     assert row_of(comparison, "off").max_relative_error == pytest.approx(0.253, rel=1e-4)
     assert row_of(comparison, "right").max_relative_error < 1e-6
 
@@ -82,7 +82,7 @@ def test_without_a_reference_a_gradient_must_be_finite():
     ],
     ids=["kink", "rounds inside", "minimum"],
 )
-def test_mode_is_not_wrong_for_what_the_reference_does_not_know(function, x):
+def test_mode_is_not_wrong_where_the_reference_is_uncertain(function, x):
     modes = [ad.Reverse()]
     if x[0] == 0:
         modes.append(Broken(lambda found: [found[0] * 2]))
@@ -94,7 +94,7 @@ def test_mode_is_not_wrong_for_what_the_reference_does_not_know(function, x):
     assert "uncertainty of the reference" in row.explanation
 
 
-def test_look_at_the_reference_that_fails_blames_no_mode():
+def test_reference_that_fails_has_infinite_uncertainty():
     problem = checked_problem(jnp.sum, (jnp.ones(2),))
     reference = Reference([np.ones(2)], Broken(lambda found: 1 / 0), problem, problem)
     np.testing.assert_array_equal(reference.uncertainties, [[np.inf, np.inf]])
@@ -131,11 +131,11 @@ def test_error_of_a_leaf_is_relative_to_its_largest_derivative(leaf, off):
     assert errors_of([found], [leaf]) == pytest.approx([off])
 
 
-def test_what_rounding_leaves_of_a_zero_is_no_error():
+def test_rounding_error_of_a_zero_is_ok():
     gradients = [np.array([1e-7, -1e-7]), np.array([1.0])]
     (error, _) = errors_of(gradients, [np.zeros(2), np.array([1.0])])
     assert error < default_tolerance(jnp.float32)
 
 
-def test_error_is_absolute_where_all_is_zero():
+def test_error_is_absolute_if_the_expected_gradient_is_zero():
     assert errors_of([np.array([0.5])], [np.zeros(1)]) == [0.5]

@@ -57,7 +57,7 @@ def case(method=SHORT, **kwargs):
     return target(**{"model": network(), **kwargs}), method
 
 
-def test_another_run_is_neither_loaded_nor_gone_on_with(tmp_path):
+def test_file_of_another_target_is_neither_loaded_nor_resumed(tmp_path):
     path = tmp_path / "run"
     posterior = run(*case(), checkpoint=path)
     for changed in (
@@ -76,7 +76,7 @@ def test_another_run_is_neither_loaded_nor_gone_on_with(tmp_path):
     np.testing.assert_array_equal(bayes.load(path, *elsewhere).found, posterior.found)
 
 
-def test_fingerprint_is_that_of_what_is_made_the_same_way():
+def test_objects_made_in_the_same_way_have_one_fingerprint():
     for make in (
         lambda: optax.chain(optax.clip(1.0), optax.adam(0.1)),
         lambda: functools.partial(jnp.sum, axis=0),
@@ -105,7 +105,7 @@ def test_fingerprint_ends_for_a_function_that_holds_itself():
     assert fingerprint(outer(1)) != fingerprint(outer(2))
 
 
-def test_fingerprints_differ():
+def test_different_objects_have_different_fingerprints():
     for one, other in (
         (dist.Uniform(0.0, 1.0), dist.Uniform(0.0, 2.0)),
         (dist.Normal().expand((2,)), dist.Normal().expand((3,))),
@@ -119,7 +119,7 @@ def test_fingerprints_differ():
         assert fingerprint(one) != fingerprint(other)
 
 
-def test_settings_may_be_numbers_of_numpy(tmp_path):
+def test_settings_may_be_numpy_numbers(tmp_path):
     def method(number):
         return bayes.SGLD(
             num_samples=number(2),
@@ -208,14 +208,14 @@ def test_target_can_be_made_of_traced_data():
     np.testing.assert_allclose(*densities(X, y), rtol=1e-6)
 
 
-def test_single_precision_serves_where_double_is_the_default():
+def test_single_precision_works_in_64_bit_mode():
     with jax.enable_x64(True):
         model = linear(dtype=jnp.float32)
         made = target(model, dist.Normal(), bayes.Gaussian(dist.HalfNormal(1.0)))
         assert np.isfinite(jax.jit(lambda: first_density(made))())
 
 
-def test_batch_norm_is_refused_in_words():
+def test_batch_norm_is_refused():
     model, _ = nn.make_with_state(nn.BatchNorm)(2, axis_name="batch", mode="batch")
     with pytest.raises(TypeError, match=r"as `model\(x\)`, but this model has stateful layers"):
         target(model, data=(X, X))
@@ -231,7 +231,7 @@ def test_predictions_of_two_classes_take_booleans():
 # --- inference ----------------------------------------------------------------------------------
 
 
-def test_infer_under_jit_and_what_is_no_mode_or_no_key_are_refused():
+def test_infer_refuses_jit_and_wrong_modes_and_keys():
     with pytest.raises(TypeError, match=r"target\.network\.weight is traced\. .* outside of `jit`"):
         eqx.filter_jit(run)(target())
     with pytest.raises(
@@ -245,7 +245,7 @@ def test_infer_under_jit_and_what_is_no_mode_or_no_key_are_refused():
             bayes.infer(target(), SHORT, key=key, progress=False)
 
 
-def test_directory_of_the_file_is_looked_for_before_anything_runs(tmp_path, monkeypatch):
+def test_missing_directory_is_an_error_before_anything_runs(tmp_path, monkeypatch):
     monkeypatch.setattr("eqxlike.bayes._inference._infer.start", pytest.fail)
     with pytest.raises(
         FileNotFoundError, match=r"infer: checkpoint is .*, but the directory .* does not exist"
@@ -253,7 +253,7 @@ def test_directory_of_the_file_is_looked_for_before_anything_runs(tmp_path, monk
         run(target(), checkpoint=tmp_path / "missing" / "run")
 
 
-def test_output_that_no_unknown_moves_counts_for_no_convergence():
+def test_constant_output_is_left_out_of_convergence():
     model = linear(use_bias=False)
     x = np.concatenate([np.zeros((1, 2), np.float32), X[1:]])
     draws = np.random.default_rng(0).normal(size=(2, 40, 2)).astype(np.float32)
@@ -264,7 +264,7 @@ def test_output_that_no_unknown_moves_counts_for_no_convergence():
     assert np.isfinite(found.r_hat).all()
 
 
-def test_log_likelihoods_of_dropout_are_those_of_its_masks():
+def test_log_likelihoods_of_dropout_use_the_masks_of_the_draws():
     model = nn.Sequential([nn.Dropout(0.5), linear()])
     chains = Chains(0, Optimised(np.ones((1, 3), np.float32), ()), {})
     posterior = fitted_from(bayes.Problem(target(model)), bayes.MCDropout(), chains, jr.key(1))
@@ -335,7 +335,7 @@ def test_shared_arrays_are_drawn_once():
     np.testing.assert_array_equal(*losses(problem, 4))
 
 
-def test_estimator_that_draws_layers_by_themselves_is_refused_for_shared_arrays():
+def test_flipout_is_refused_for_shared_arrays():
     with pytest.raises(
         ValueError, match=r'"flipout" samples each layer separately, but Tied has layers'
     ):

@@ -81,7 +81,7 @@ def test_adaptive_sets_hold_the_classes_until_their_mass_is_above_the_quantile()
     np.testing.assert_array_equal(found, expected)
 
 
-def test_adaptive_sets_are_never_empty_but_for_a_key(getkey):
+def test_adaptive_sets_are_empty_only_with_a_key(getkey):
     logits = np.random.default_rng(0).normal(size=(50, 3))
     labels = np.argmax(logits, axis=-1)
     options = {"level": 0.5, "score": "adaptive"}
@@ -91,7 +91,7 @@ def test_adaptive_sets_are_never_empty_but_for_a_key(getkey):
     assert (np.sum(found, axis=-1) == 0).any()
 
 
-def test_randomised_sets_want_a_key_as_their_calibration_had(getkey):
+def test_randomised_sets_need_a_key_if_their_calibration_had_one(getkey):
     def found(key, test_key, **options):
         args = np.zeros((9, 2)), np.zeros(9, int), np.zeros((9, 2))
         return eqx.filter_eval_shape(sets_of, *args, key, test_key, level=0.5, **options)
@@ -116,7 +116,7 @@ def test_too_few_examples_for_the_level_are_refused():
             quantile(fewest - 1, level)
 
 
-def test_rank_is_that_of_the_decimal_level():
+def test_rank_is_computed_with_the_decimal_level():
     # As floats, 20 * 0.55 is 11.000000000000002, whose ceiling is 12.
     place = np.zeros(1), np.ones(1)
     _, quantile = ends(np.zeros(19), np.ones(19), np.arange(19.0), *place, level=0.55)

@@ -73,7 +73,7 @@ def test_examples_share_one_perturbation_in_each_draw(getkey):
     assert (len(seen), len(set(seen))) == (10, 2)
 
 
-def test_kl_weight_and_per_example_scale_what_they_say(model, data, getkey):
+def test_kl_weight_scales_the_kl_and_per_example_divides_by_the_data(model, data, getkey):
     key = getkey()
 
     def value(**options):
@@ -86,7 +86,7 @@ def test_kl_weight_and_per_example_scale_what_they_say(model, data, getkey):
     np.testing.assert_allclose(value(per_example=True), value() / 24, rtol=1e-5)
 
 
-def test_examples_get_noise_of_their_own(model, getkey):
+def test_each_example_has_its_own_noise(model, getkey):
     seen = []
 
     def spy(model, example, key):

@@ -81,7 +81,7 @@ def stop_after(monkeypatch, num_calls, ctrl_c):
 # --- files --------------------------------------------------------------------------------------
 
 
-def test_interrupted_run_goes_on_to_the_same_numbers(tmp_path, monkeypatch, ctrl_c):
+def test_interrupted_run_resumes_with_the_same_numbers(tmp_path, monkeypatch, ctrl_c):
     """In the middle of its warm-up, at its end and later: calls make 1, 2, 4 and more steps."""
     monkeypatch.setattr("eqxlike.bayes._inference._infer._CALL_S", 1e6)
     path, tuned = tmp_path / "run", {}
@@ -218,7 +218,7 @@ def test_chains_run_on_devices_beside_each_other():
     np.testing.assert_allclose(again, draws(uninterrupted()), rtol=1e-6)
 
 
-def test_mode_is_what_differentiates():
+def test_mode_computes_the_gradients():
     class Zero(ad.Mode):
         def value_and_grad(self, function, arrays):
             return function(arrays), [jnp.zeros_like(each) for each in arrays]
@@ -229,7 +229,7 @@ def test_mode_is_what_differentiates():
     )
 
 
-def test_thinned_chains_one_after_another_have_the_same_draws_and_leave_some_out():
+def test_thinned_sequential_chains_have_every_third_draw():
     thinned = run(sgld(num_samples=2, num_warmup=6, thin=3), chain_method="sequential")
     np.testing.assert_allclose(draws(thinned), draws(uninterrupted())[:, 2::3], rtol=1e-6)
 
@@ -265,7 +265,7 @@ def test_kept_draws_come_equally_often():
 # --- diagnostics --------------------------------------------------------------------------------
 
 
-def test_convergence_is_that_of_arviz():
+def test_convergence_equals_arviz():
     noise = np.random.default_rng(0).normal(size=(4, 100))
     chains = np.cumsum(noise, axis=1) * 0.1 + noise
     found = bayes.convergence(chains[..., None])

@@ -69,7 +69,7 @@ def test_brier_score_accuracy_and_nll_are_those_of_sklearn():
     np.testing.assert_allclose(measured()["nll"], expected, rtol=1e-5)
 
 
-def test_bins_of_equal_mass_hold_as_many_each():
+def test_bins_of_equal_mass_have_equal_counts():
     bins = measured()["bins of mass"]
     assert bins.count.tolist() == [50] * 10
     assert (np.diff(bins.confidence) > 0).all()
@@ -97,7 +97,7 @@ def test_bins_are_those_of_sklearn(num_bins):
     assert np.isnan(bins.accuracy[~is_filled]).all()
 
 
-def test_certainty_falls_in_the_last_bin_and_none_in_the_first():
+def test_confidence_1_is_in_the_last_bin_and_0_in_the_first():
     probabilities = np.array([[1.0, 0.0], [0.0, 0.0]])
     count = jax.jit(lambda *pair: metrics.calibration_bins(*pair, 4).count)
     assert count(probabilities, np.array([0, 1])).tolist() == [1, 0, 0, 1]

@@ -40,7 +40,7 @@ def short():
         return run(bayes.DeepEnsemble(steps=1, members=3, optimiser=STAYS))
 
 
-def test_rise_is_all_that_a_normal_posterior_has_above_a_place():
+def test_rise_of_a_normal_posterior_is_the_distance_to_its_maximum():
     places = as_vectors(short().samples(3, key=jr.key(0)))
     away = places - LINEAR.mean
     exact = np.einsum("ci,ij,cj->c", away, LINEAR.precision, away) / 2
@@ -53,7 +53,7 @@ def hierarchical():
     return bayes.Posterior(LINEAR.target.network, prior, bayes.Gaussian(0.3), (X, Y))
 
 
-def test_mode_under_a_prior_with_an_unknown_scale_is_doubted(monkeypatch):
+def test_mode_under_a_prior_with_an_unknown_scale_is_a_warning(monkeypatch):
     # Before the first step.
     monkeypatch.setattr(_infer, "advance", lambda *args: iter(()))
     with pytest.warns(bayes.InferenceWarning, match=r"unknowns of its own \(scale\), so the dens"):
@@ -62,11 +62,11 @@ def test_mode_under_a_prior_with_an_unknown_scale_is_doubted(monkeypatch):
     assert posterior.diagnostics.rise is None
 
 
-def test_a_method_that_seeks_no_mode_is_not_doubted():
+def test_mean_field_has_no_warning_about_modes():
     assert bayes.MeanField().doubts(bayes.Problem(hierarchical())) == ()
 
 
-def test_more_unknowns_than_examples_count_for_no_more():
+def test_rise_with_more_unknowns_than_examples_is_per_example():
     model = nn.Linear(2, "scalar", key=jr.key(0), dtype=jnp.float64)
     model = eqx.tree_at(lambda model: model.weight, model, jnp.full((1, 2), 30.0))
     target = bayes.Posterior(model, bayes.normal(), bayes.Gaussian(1.0), (X[:1], Y[:1]))
@@ -78,7 +78,7 @@ def test_more_unknowns_than_examples_count_for_no_more():
     np.testing.assert_allclose(found, away @ precision @ away / 2, rtol=1e-6)
 
 
-def test_run_that_left_for_infinity_is_told_of_its_loss_alone():
+def test_diverged_run_has_one_warning_about_its_loss():
     lost = optax.stateless(
         lambda updates, _: jax.tree.map(lambda each: jnp.full_like(each, np.inf), updates)
     )

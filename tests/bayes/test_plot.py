@@ -90,7 +90,7 @@ def test_predictions_that_are_no_mixtures_are_refused(regression):
         plot.coverage(x, y)
 
 
-def test_coverage_is_that_of_the_intervals(regression):
+def test_coverage_counts_targets_in_the_intervals(regression):
     _, prediction, y = regression
     axes = plot.coverage(prediction, y)
     drawn = line(axes, "observed")
@@ -102,7 +102,7 @@ def test_coverage_is_that_of_the_intervals(regression):
     assert axes.get_title() == f"90% intervals hold {inside:.1%} of 30"
 
 
-def test_band_of_coverage_is_that_of_binomial_counts(regression):
+def test_band_of_coverage_has_binomial_quantiles(regression):
     _, prediction, y = regression
     axes = plot.coverage(prediction, y)
     levels = [0.0, 0.1, 0.5, 0.93, 1.0]
@@ -219,7 +219,7 @@ def test_legend_is_where_it_is_asked_for(regression, classes):
         assert np.abs(corner - place).max() < 10
 
 
-def test_new_figures_are_none_of_pyplots_and_legends_left_out_on_demand(regression, classes):
+def test_new_figures_are_unknown_to_pyplot_and_legends_optional(regression, classes):
     drawn = list(everything(regression, classes, legend=False))
     assert all(axes.get_legend() is None for axes in drawn)
     figures = [axes.figure for axes in drawn]

@@ -51,7 +51,7 @@ def initial_of(target):
 # --- the density --------------------------------------------------------------------------------
 
 
-def test_density_with_a_hierarchy_is_that_of_scipy():
+def test_density_with_a_hierarchical_prior_equals_scipy():
     target = posterior(bayes.normal(0.2, dist.HalfCauchy(0.5)))
     mean, unknowns, found = densities_of(target)
     of_weights, noise = unknowns.prior["scale"], unknowns.likelihood["scale"]
@@ -196,7 +196,7 @@ def test_likelihoods_are_those_of_scipy():
         np.testing.assert_allclose(log_likelihood, expected, rtol=1e-8, err_msg=name)
 
 
-def test_array_that_is_not_finite_begins_as_a_draw_and_the_others_as_they_are():
+def test_only_arrays_that_are_not_finite_start_from_a_draw():
     model = eqx.tree_at(lambda model: model.layers[0].bias, network(), jnp.full(3, jnp.nan))
     problem = bayes.Problem(posterior(model=model))
     begun = problem.unflatten(eqx.filter_jit(lambda problem: problem.initial(jr.key(1)))(problem))
@@ -220,7 +220,7 @@ def test_rate_that_rounds_to_zero_has_a_density_with_a_gradient():
         np.testing.assert_allclose(found, (-200 * y - np.log(max(y, 1)), y), atol=1e-4)
 
 
-def test_a_likelihood_of_ones_own_has_one_method():
+def test_own_likelihood_needs_one_method():
     class Exponential(bayes.Likelihood):
         def distribution(self, output, unknowns):
             return dist.Exponential(jnp.exp(output))

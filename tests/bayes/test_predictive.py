@@ -52,7 +52,7 @@ def test_posterior_too_wide_for_held_out_data_warns_in_words():
         run(laplace(1e4))
 
 
-def test_posterior_of_the_right_width_or_of_none_does_not_warn():
+def test_posterior_with_the_right_width_or_no_width_does_not_warn():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         exact, narrow = run(laplace(1.0), held_out=HELD_OUT), run(laplace(1e-16))
@@ -66,7 +66,7 @@ def test_posterior_of_the_right_width_or_of_none_does_not_warn():
 FAR_WORSE = "held-out data are predicted far worse than the training data"
 
 
-def test_example_without_a_density_is_no_fault_of_the_draws():
+def test_example_with_density_0_is_no_warning_about_the_draws():
     with pytest.warns(bayes.InferenceWarning) as caught:
         posterior = run(laplace(1.0), held_out=(X[:2], np.array([0.0, 1e200])))
     assert scores(posterior).held_out_point == scores(posterior).held_out_posterior == np.inf
@@ -82,7 +82,7 @@ METHODS = [
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: type(method).__name__)
 @pytest.mark.filterwarnings("ignore:SGLD. the (chains disagree|draws of what)")
-def test_method_that_names_no_network_is_judged_by_held_out_data(method):
+def test_method_without_a_reference_network_is_compared_on_held_out_data(method):
     with pytest.warns(bayes.InferenceWarning, match=FAR_WORSE):
         found = scores(run(method, held_out=(X, Y + 1)))
     assert found.held_out_posterior > found.posterior + 10
@@ -98,7 +98,7 @@ def test_single_example_that_is_worse_by_chance_does_not_warn():
     assert found.held_out_posterior > found.posterior + 1
 
 
-def test_outputs_that_are_no_number_count_as_far_worse():
+def test_outputs_that_are_nan_count_as_far_worse():
     with pytest.warns(bayes.InferenceWarning, match=FAR_WORSE):
         found = scores(run(METHODS[0], held_out=(np.full((1, 1), 1e308), Y[:1])))
     assert found.held_out_posterior == np.inf

@@ -37,7 +37,7 @@ def test_simulated_targets_have_the_moments_of_the_likelihood():
     np.testing.assert_allclose(draws.std(0), 0.5, rtol=0.06)
 
 
-def test_simulated_classes_are_of_the_dtype_of_the_data():
+def test_simulated_classes_have_the_dtype_of_the_data():
     problem = target(bayes.Bernoulli(), np.array([0, 1] * 4, np.int8))
     y = jax.jit(lambda: problem.simulate(problem.sample_prior(key=jr.key(1)), key=jr.key(2)))()
     assert (y.dtype, y.shape) == (np.int8, (8,))
@@ -51,7 +51,7 @@ def test_ranks_show_a_posterior_without_width():
     assert set(np.unique(ranks)) == {0, 99}
 
 
-def test_runs_that_are_poor_are_told_at_once():
+def test_poor_runs_are_one_warning():
     method = bayes.MAP(steps=20, learning_rate=1e200)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

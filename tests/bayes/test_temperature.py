@@ -19,7 +19,7 @@ def by_scipy(logits, labels):
     return np.exp(scipy.optimize.minimize_scalar(objective, bracket=(-1, 1), tol=1e-12).x)
 
 
-def test_temperature_is_that_of_scipy_and_divides():
+def test_temperature_equals_scipy_and_divides_logits():
     rng = np.random.default_rng(0)
     logits = 2 * rng.normal(size=(400, 4))
     labels = np.argmax(logits + rng.gumbel(size=(400, 4)), axis=-1).astype(np.int32)

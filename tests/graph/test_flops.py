@@ -35,7 +35,7 @@ def test_products_of_groups_are_those_of_all_rows():
     assert flops_of("ragged_dot_general", found) == 2 * (2 * 6 * 4 * 5)
 
 
-def test_what_nothing_needs_costs_nothing():
+def test_unused_operations_cost_nothing():
     def function(x):
         x @ x  # unused
         return x + x

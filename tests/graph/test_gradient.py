@@ -16,7 +16,7 @@ def found():
     return graph.report(loss, mlp(), X, gradient=True)
 
 
-def test_sides_are_those_of_the_two_reports():
+def test_both_sides_equal_their_own_reports():
     whole = found().sides[0]
     assert [side.name for side in found().sides] == [row.name for row in found().layers]
     assert whole.flops == found().flops
@@ -26,7 +26,7 @@ def test_sides_are_those_of_the_two_reports():
     assert "Bytes stored" in str(found())
 
 
-def test_way_back_of_a_dense_layer_is_its_two_products_and_the_sum_of_its_bias():
+def test_gradient_of_a_dense_layer_is_two_products_and_the_sum_of_its_bias():
     first = next(side for side in found().sides if side.name == "model.layers[0]")
     # The gradient of the input of the first layer is not asked for.
     assert first.backward_flops == 2 * 5 * 3 * 4 + 4 * 4
@@ -45,7 +45,7 @@ def test_stored_bytes_are_those_of_the_residuals():
     assert {each.kind for each in report.stored} == {"cos", "sin"}
 
 
-def test_rows_that_a_loop_stacks_for_the_way_back_are_stored():
+def test_rows_that_a_loop_stacks_for_its_gradient_are_stored():
     def of_carry(x):
         return jax.lax.scan(lambda carry, _: (carry * carry, None), x, None, length=7)[0]
 
@@ -56,7 +56,7 @@ def test_rows_that_a_loop_stacks_for_the_way_back_are_stored():
         assert graph.report(function, X, gradient=True).sides[0].stored_bytes == 7 * X.nbytes
 
 
-def test_checkpoint_stores_nothing_of_what_is_inside():
+def test_checkpoint_stores_no_values_of_its_function():
     def kept(x):
         return jnp.sin(jnp.sin(x))
 
@@ -74,7 +74,7 @@ def test_module_is_differentiated_by_its_own_arrays():
     assert [side.name for side in report.sides] == ["", "Linear"]
 
 
-def test_layer_in_a_scan_keeps_its_path_on_the_way_back():
+def test_layer_in_a_scan_keeps_its_path_in_the_gradient():
     stack = nn.ScanStack(lambda key: nn.MLP(3, 3, 3, 1, key=key), depth=2, key=jax.random.key(0))
     report = graph.report(stack, X[0], gradient=True)
     names = [side.name for side in report.sides]

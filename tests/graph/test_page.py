@@ -80,7 +80,7 @@ def test_gradient_has_a_graph_of_its_own_with_each_operation_in_one_group(with_g
     assert list(leaves(drawn["root"])) == list(range(len(drawn["operations"])))
 
 
-def test_names_neither_end_the_script_nor_go_on_after_it():
+def test_names_cannot_end_the_script():
     def function(model, x):
         with jax.named_scope("</script><b><!--<script>"):
             return model(x)

@@ -162,7 +162,7 @@ def test_paths_of_arguments_of_jax_jit_are_those_of_a_call():
     assert (found.donated, found.aliased) == (("rest[0]['a']",), ((1, "rest[0]['a']"),))
 
 
-def test_traces_of_a_function_do_not_hear_of_a_report():
+def test_report_does_not_count_as_a_trace():
     function = eqx.filter_jit(loss, on_retrace="error")
     function(mlp(), X)
     graph.report(function, mlp(), X[:2])
@@ -175,7 +175,7 @@ def test_structs_replace_arrays_and_keywords_are_those_of_the_function():
     assert graph.report(lambda x, *, factor: x * factor, X, factor=X).flops == X.size
 
 
-def test_what_needs_not_be_run_is_counted():
+def test_redundant_operations_are_counted():
     def function(x):
         jnp.cos(x)  # unused
         constant = jax.lax.exp(np.float32(1.0))
@@ -208,7 +208,7 @@ def after_a_loop(x):
     return jnp.cos(last)[None] + rows
 
 
-def test_what_only_a_run_can_tell_is_not_redundant():
+def test_operations_that_depend_on_data_are_not_redundant():
     for function in (
         passed_on_by_a_branch,
         passed_on_by_no_turn,
@@ -280,7 +280,7 @@ def check(x):
     return eqx.error_if(x, jnp.any(x < 0), "negative")
 
 
-def test_callback_that_we_make_is_named_with_the_line_that_asked():
+def test_own_callback_is_named_with_the_line_of_the_user():
     for function in (call_back, check):
         line = inspect.getsourcelines(function)[1] + 1
         sources = [effect.source for effect in graph.report(function, X).effects]
@@ -308,7 +308,7 @@ def test_unknown_cost_has_a_mark():
     assert "+ means at least" in text
 
 
-def test_what_cannot_be_traced_is_refused_in_one_line():
+def test_function_that_cannot_be_traced_is_refused_in_one_line():
     def broken(x):
         return x @ jnp.ones(7)
 
@@ -338,7 +338,7 @@ else:
             report_on_loss().by_enzyme()
 
 
-def test_what_xla_does_not_say_is_left_out_and_a_fault_is_raised(monkeypatch):
+def test_costs_that_xla_leaves_out_are_missing_and_other_errors_are_raised(monkeypatch):
     def fail(self):
         raise ValueError("a fault")
 

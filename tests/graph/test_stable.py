@@ -115,7 +115,7 @@ def test_programs_inside_of_a_program_are_rewritten():
         np.testing.assert_allclose(y, jax.nn.softplus(FAR), 1e-5, err_msg=name)
 
 
-def test_a_derivative_of_the_users_own_is_kept():
+def test_own_derivatives_are_kept():
     for function in (with_own_derivative, with_own_gradient):
         stable = graph.stabilise(function)
         assert jax.grad(stable)(300.0) == jax.vjp(stable, 300.0)[1](1.0)[0] == 3
@@ -176,10 +176,11 @@ def test_types_stay():
         ]
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
-def test_no_formula_gets_worse(dtype):
+# Compiling the formulas takes most of the time: some of them in each dtype but float32.
+@pytest.mark.parametrize(("dtype", "every"), [("float32", 1), ("float64", 3), ("float16", 2)])
+def test_no_formula_gets_worse(dtype, every):
     with jax.enable_x64(dtype == "float64"):
-        found = list(stable_maths.errors(FORMULAS, dtype, 30))
+        found = list(stable_maths.errors(FORMULAS[::every], dtype, 30))
     for name, of, before, after, ratio in found:
         assert after <= max(before, 4), f"{name}: {of}, {before} ulp before, {after} after"
         # Nor at any input: an error below 4 ulp may be luck, and becomes at most 64 ulp.
@@ -231,7 +232,7 @@ def test_shardings_that_are_types_stay():
             assert found.sharding == right.sharding
 
 
-def test_a_rule_of_the_users_own_is_applied():
+def test_own_rule_is_applied():
     """The example of `graph.rules.Rule` rewrites a difference of roots."""
     match = lambda step: graph.rules.Rewrite(step.inputs, jnp.cos)
     rule = graph.rules.Rule("a sine", ("sin",), match, "never", "a cosine")
@@ -241,7 +242,7 @@ def test_a_rule_of_the_users_own_is_applied():
     np.testing.assert_array_equal(graph.stabilise(jnp.sin, rules=rules)(NEAR), jnp.cos(NEAR))
 
 
-def test_what_cannot_be_called_is_refused():
+def test_object_that_is_not_callable_is_refused():
     with pytest.raises(
         TypeError, match=r"graph.stabilise expects a function; it got 3, of type int"
     ):
@@ -254,7 +255,7 @@ def test_what_cannot_be_called_is_refused():
         graph.stabilise(softplus, rules=softplus)  # pyright: ignore[reportArgumentType]
 
 
-def test_what_cannot_be_traced_names_the_argument():
+def test_error_of_tracing_names_the_argument():
     stable = graph.stabilise(lambda model, *, y: 1 if y["b"] > 0 else 2)
     for function in (stable, eqx.filter_jit(stable)):
         with pytest.raises(jax.errors.TracerBoolConversionError) as caught:
@@ -308,7 +309,7 @@ STABLE = (
 )
 
 
-def test_nothing_is_said_on_what_is_written_in_a_stable_way():
+def test_stable_formulas_have_no_report():
     for function in STABLE:
         args = (FAR,) * (2 if function is jax.scipy.special.xlogy else 1)
         assert not graph.unstable(function, *args), inspect.getsource(function)
@@ -320,14 +321,14 @@ def cross_entropy(model, batch, key):
     return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
 
 
-def test_nothing_is_said_on_a_training_step():
+def test_training_step_has_no_report():
     model = nn.MLP(8, 3, 9, 1, activation=jax.nn.gelu, key=jax.random.key(0))
     state = train.TrainState.create(model, optax.adamw(1e-3), key=jax.random.key(0))
     step = train.make_step(cross_entropy, optax.adamw(1e-3))
     assert not graph.unstable(step, state, (jnp.ones((2, 8)), jnp.array([0, 2])))
 
 
-def test_what_is_said_on_layers_is_true():
+def test_layers_have_no_report_but_weight_norm():
     def call_of(case):
         return lambda layer, key, *xs: test_laws.call(case, layer, xs, key)
 
@@ -359,7 +360,7 @@ def said_by(functions):
     return len(found), {name: rules for name, rules in found.items() if rules}
 
 
-def test_what_is_said_on_the_losses_of_optax_is_true():
+def test_only_kl_divergences_of_optax_have_a_report():
     y, label = jnp.full(8, 0.5), jnp.array([1])
     choices = [
         *((FAR, y), (FAR[None], label), (jnp.ones((4, 8)), jnp.array([0, 0, 1, 1])), (FAR,)),
@@ -393,7 +394,7 @@ def densities():
         yield name, density, [(jax.ShapeDtypeStruct(shape, "float32"),) for shape in ((), (3,))]
 
 
-def test_what_is_said_on_the_densities_of_numpyro_is_true():
+def test_only_three_densities_of_numpyro_have_a_report():
     num_densities, said = said_by(densities())
     assert num_densities > 50
     assert said == {
@@ -404,7 +405,7 @@ def test_what_is_said_on_the_densities_of_numpyro_is_true():
 
 
 @jax.enable_x64(True)
-def test_nothing_is_said_on_posteriors():
+def test_posteriors_have_no_report():
     for name, (likelihood, out_size, y, _) in test_posterior.LIKELIHOODS.items():
         model = test_posterior.network(out_size)
         posterior = test_posterior.posterior(likelihood=likelihood, y=y, model=model)
@@ -458,7 +459,7 @@ ATTACKS = (
 )
 
 
-def test_what_was_found_by_attack_is_as_it_is_written():
+def test_hostile_formulas_keep_their_values():
     def run(x, functions):
         return [(f(x), jax.grad(lambda x, f=f: jnp.sum(f(x)))(x)) for f in functions]
 
@@ -506,7 +507,7 @@ REPAIRED = (
 )
 
 
-def test_what_was_found_by_attack_is_repaired():
+def test_formulas_that_lost_digits_are_repaired():
     def run(x):
         return [jax.value_and_grad(graph.stabilise(function))(x) for function, _ in REPAIRED]
 
@@ -520,7 +521,7 @@ def test_what_was_found_by_attack_is_repaired():
     "match",
     [lambda step: True, lambda step: graph.rules.Rewrite(step.inputs, lambda x: jnp.ones(5))],
 )
-def test_errors_of_a_users_rule_name_it(match):
+def test_error_of_an_own_rule_names_the_rule(match):
     rule = graph.rules.Rule("of a sine", ("sin",), match, "never", "nothing")
     with pytest.raises((TypeError, ValueError)) as caught:
         graph.stabilise(jnp.sin, rules=(rule,))(NEAR)

@@ -33,7 +33,7 @@ def kl_by_numpyro(layer, fan_in, prior_scale):
     return kl if mean.bias is None else kl + part(mean.bias, layer.bias_rho, prior_scale)
 
 
-def test_kl_is_that_of_numpyro(getkey):
+def test_kl_equals_that_in_numpyro(getkey):
     conv = nn.Conv2d(4, 2, (2, 3), groups=2, key=getkey())
     cases = [
         (nn.BayesianLinear(3, 2, prior_scale=0.3, key=getkey()), 3, 0.3),
@@ -61,7 +61,7 @@ def test_kl_and_its_gradient_stay_finite_where_softplus_underflows(getkey):
     np.testing.assert_allclose(gradient.weight_rho, -1)
 
 
-def test_kl_of_low_precision_weights_is_summed_in_float32(getkey):
+def test_kl_of_bfloat16_weights_is_summed_in_float32(getkey):
     layer = nn.BayesianLinear(30, 30, dtype=jnp.bfloat16, key=getkey())
     layer = tree_at(lambda layer: layer.prior_scale, layer, 0.5)
     exact = jax.tree.map(
@@ -72,7 +72,7 @@ def test_kl_of_low_precision_weights_is_summed_in_float32(getkey):
     np.testing.assert_allclose(kl(layer), kl(exact), rtol=1e-2)
 
 
-def test_posterior_means_are_a_linear_of_the_same_key(getkey):
+def test_posterior_means_equal_a_linear_layer_with_the_same_key(getkey):
     key, x = getkey(), normal(getkey(), (3,))
 
     @filter_jit
@@ -178,14 +178,14 @@ class Autoencoder(eqx.Module):
         return self.decoder(jax.random.normal(key, (2,)))
 
 
-def test_layer_of_a_user_counts_and_is_drawn(getkey):
+def test_bayesian_layer_of_a_user_has_a_kl_and_is_sampled(getkey):
     model = [Shift(jnp.array(2.0)), nn.BayesianLinear(2, 2, key=getkey())]
     total, one = filter_jit(lambda model: (nn.kl_divergence(model), model[1].kl()))(model)
     np.testing.assert_allclose(total, 2 + np.asarray(one), rtol=1e-6)
     assert nn.sample_posterior(model, getkey())[0](1.0) == -1.0
 
 
-def test_model_with_methods_of_the_same_names_is_none(getkey):
+def test_module_with_methods_of_the_same_names_is_no_bayesian_layer(getkey):
     model = Autoencoder(nn.Linear(2, 2, key=getkey()))
     assert nn.kl_divergence(model) == 0
     assert nn.sample_posterior(model, getkey()) == model

@@ -79,7 +79,7 @@ def check_moments(outputs, mean, variance):
 
 
 @pytest.mark.parametrize("estimator", ["flipout", "weights"])
-def test_outputs_have_the_moments_of_random_weights_which_examples_share(estimator, getkey):
+def test_outputs_have_the_moments_of_random_weights(estimator, getkey):
     layer, x = make_linear(estimator, getkey), abs(np.asarray(normal(getkey(), (2, 3)))) + 1
     outputs = draw(layer, x, getkey())
     check_moments(outputs, *moments_of_linear(layer, x))
@@ -91,7 +91,7 @@ def test_outputs_have_the_moments_of_random_weights_which_examples_share(estimat
 
 
 @pytest.mark.parametrize("estimator", ["local", "flipout"])
-def test_places_of_one_image_covary_unless_each_is_drawn_by_itself(estimator, getkey):
+def test_positions_of_an_image_covary_unless_their_noise_is_independent(estimator, getkey):
     layer, x = make_conv(estimator, getkey), np.array(normal(getkey(), (2, 4, 3)))
     x[1] = 1
     outputs = draw(layer, x, getkey())
@@ -128,7 +128,7 @@ def test_signs_of_flipout_are_balanced_and_uncorrelated(getkey):
     np.testing.assert_allclose(signs.T @ signs / NUM_DRAWS, np.eye(40), atol=tolerance)
 
 
-def test_the_key_of_the_last_perturbation_says_which(getkey):
+def test_last_perturbation_decides_the_noise(getkey):
     layer, x, key = make_linear("flipout", getkey), jnp.ones(3), getkey()
 
     @eqx.filter_jit
@@ -142,13 +142,13 @@ def test_the_key_of_the_last_perturbation_says_which(getkey):
     assert (first != other).all()
 
 
-def test_weights_are_those_of_a_sample_by_the_same_key(getkey):
+def test_call_draws_the_weights_of_sample_with_the_same_key(getkey):
     layer, key, x = make_linear("weights", getkey), getkey(), jnp.ones(3)
     outputs = eqx.filter_jit(lambda layer, key: (layer(x, key=key), layer.sample(jr.clone(key))(x)))
     np.testing.assert_array_equal(*outputs(layer, key))
 
 
-def test_layers_that_are_stored_stacked_are_perturbed_one_by_one(getkey):
+def test_stacked_layers_have_independent_perturbations(getkey):
     stack = filled(nn.ScanStack, lambda key: nn.Linear(3, 3, key=key), 2, key=getkey())
     model = nn.with_perturbation(nn.to_bayesian(stack, estimator="weights"), getkey())
     x, key = jnp.ones(3), getkey()
@@ -167,13 +167,13 @@ def test_layers_that_are_stored_stacked_are_perturbed_one_by_one(getkey):
     assert np.not_equal(*noises).all()
 
 
-def test_keys_of_the_old_kind_serve_too(getkey):
+def test_raw_keys_are_accepted(getkey):
     layer = make_linear("flipout", getkey)
     arguments = layer, jnp.ones((2, 3)), jr.PRNGKey(0)
     assert eqx.filter_eval_shape(outputs_of_batch, *arguments).shape == (2, 2)
 
 
-def test_layers_that_share_nothing_stay_as_they_are(getkey):
+def test_layers_without_shared_noise_stay_unchanged(getkey):
     model = [make_linear("local", getkey), nn.Linear(2, 2, key=getkey()), jnp.ones(3)]
     assert eqx.tree_equal(nn.with_perturbation(model, getkey()), model)
 

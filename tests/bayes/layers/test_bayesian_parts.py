@@ -96,7 +96,7 @@ def test_posterior_mean_is_the_network_before(network, model):
 
 
 @pytest.mark.parametrize("scales_of", [posterior_scales, prior_scales])
-def test_scales_stand_where_the_means_of_bayesian_layers_do(scales_of, model):
+def test_scales_have_the_paths_of_the_means(scales_of, model):
     mean, scales = nn.posterior_mean(model), scales_of(model)
     is_none = lambda leaf: leaf is None
     mean_leaves = jax.tree_util.tree_leaves_with_path(mean, is_leaf=is_none)
@@ -113,7 +113,7 @@ def test_scales_stand_where_the_means_of_bayesian_layers_do(scales_of, model):
     }
 
 
-def test_learnt_prior_scales_of_stacked_layers_stand_with_their_layer(getkey):
+def test_stacked_layers_keep_their_learnt_prior_scales(getkey):
     stack = nn.ScanStack(lambda key: nn.Linear(4, 4, key=key), 2, key=getkey())
     model = nn.to_bayesian(stack, prior_scale=jnp.array(1.0))
     assert model.layers.prior_scale.shape == (2,)
@@ -133,7 +133,7 @@ def test_frozen_means_stay_frozen_and_their_scales_match_them(getkey):
     assert jax.tree.structure(scales) == jax.tree.structure(mean)
 
 
-def test_network_put_together_is_the_model(network, model):
+def test_model_is_rebuilt_from_its_parts(network, model):
     estimator = "flipout"
     rebuilt = bayesian_from_parts(network, posterior_scales(model), estimator)
     where = lambda network: (network["first"], network["second"], network["stack"])

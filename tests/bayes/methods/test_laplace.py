@@ -186,7 +186,7 @@ def test_predictions_of_a_model_with_one_array():
 # --- structures -----------------------------------------------------------------------------------
 
 
-def test_full_and_diagonal_are_those_of_the_dense_matrix():
+def test_full_and_diagonal_equal_the_dense_matrix():
     precision = precision_of_classes()
     found = covariance_of(classes().found.normal, 21)
     np.testing.assert_allclose(found, np.linalg.inv(precision), rtol=1e-6, atol=1e-9)
@@ -206,7 +206,7 @@ def test_last_layer_is_its_block_of_the_dense_matrix():
     assert np.ptp(last, axis=0).min() > 0
 
 
-def test_kronecker_keeps_all_of_arrays_that_are_no_matrices():
+def test_kronecker_is_exact_for_arrays_that_are_not_matrices():
     found, precision = small("kronecker").found, precision_of_small()
     # The biases of both layers, and the scale.
     for index, start, stop in [(1, 6, 9), (3, 12, 13), (4, 13, 14)]:
@@ -243,7 +243,7 @@ def test_draws_and_predictions_have_one_covariance(structure):
     np.testing.assert_allclose(log_det_precision, -log_det, rtol=1e-8)
 
 
-def test_curvature_is_that_of_other_blocks_and_modes_of_differentiation(monkeypatch):
+def test_curvature_does_not_depend_on_blocks_or_the_mode_of_differentiation(monkeypatch):
     expected = covariance_of(classes().found.normal, 21)
     monkeypatch.setattr(_gauss_newton, "_BLOCK_BYTES", 5000)  # some examples at once, not all ten
     again = around(classes_target(), ad.Forward())
@@ -369,7 +369,7 @@ def test_tuned_scales_have_the_greatest_evidence(max_full, monkeypatch):
     assert "prior scale of used.* " in str(posterior.diagnostics.choice)
 
 
-def test_tuning_keeps_scales_apart_where_their_product_alone_matters():
+def test_tuning_keeps_both_scales_moderate_if_only_their_product_matters():
     """A homogeneous network has the same outputs if one layer grows and the other one shrinks."""
     rng = np.random.default_rng(1)
     x = rng.normal(size=(80, 2))
@@ -487,7 +487,7 @@ def test_probit_divides_logits_by_their_spread():
     np.testing.assert_allclose(prediction.logits, expected, rtol=1e-6)
 
 
-def test_sampled_networks_are_those_of_the_draws():
+def test_sampled_predictions_are_outputs_of_the_draws():
     posterior = predicting(small("last_layer"), "sampled")
     prediction = bayes.predict(posterior, NEW, key=jr.key(2), num_samples=3)
     assert isinstance(prediction, bayes.Mixture)

@@ -177,7 +177,7 @@ CLOSED_FORMS = {
 }
 
 
-def test_diagnostics_have_the_predictive_of_predict_and_that_of_one_network(name):
+def test_diagnostics_have_the_nll_of_the_draws_and_of_one_network(name):
     posterior, (x, y) = fitted(name), target_of(name).data
     if posterior.method.leaves_out:
         assert posterior.diagnostics.predictive is None
@@ -201,7 +201,7 @@ def test_every_method_is_in_the_registry():
     assert all(type(method).__name__ == name for name, method in METHODS.items())
 
 
-def test_weights_of_which_few_have_all_are_warned_of():
+def test_heavy_importance_weights_are_a_warning():
     posterior = fitted("Pathfinder")
     shape = posterior.chains.states.log_ratios.shape
     # Weights of a Pareto distribution with k = 1.5.
@@ -215,7 +215,7 @@ def test_weights_of_which_few_have_all_are_warned_of():
     )
 
 
-def test_without_noise_the_density_and_the_network_are_those_without_dropout():
+def test_draw_without_noise_has_no_dropout():
     posterior = fitted("MCDropout")
     sample = jax.tree.map(lambda each: each[0], draws_of(posterior))
     assert sample.noise is not None
@@ -255,7 +255,7 @@ def test_arviz_has_draws_by_their_paths_and_judges_the_model_by_them():
     np.testing.assert_allclose(arviz_stats.loo(tree).elpd, left_out, rtol=1e-2)
 
 
-def test_methods_that_draw_anew_need_a_key_for_arviz():
+def test_methods_that_make_new_draws_need_a_key_for_arviz():
     posterior = fitted("Laplace")
     with pytest.raises(TypeError, match="to_arviz: Laplace makes new draws: pass"):
         posterior.to_arviz()

@@ -40,7 +40,7 @@ def as_trees(problem, mean, rho):
     return Normals(problem.unflatten(mean), problem.unflatten(rho))
 
 
-def test_kl_is_that_of_draws():
+def test_kl_equals_its_estimate_by_draws():
     problem = bayes.Problem(hierarchical())
     place = somewhere(problem)
     noise = np.random.default_rng(0).normal(size=(5000, problem.size))
@@ -124,7 +124,7 @@ def random_model():
     )
 
 
-def test_bayesian_layers_bring_their_prior_and_where_to_begin():
+def test_bayesian_layers_bring_their_prior_and_initial_posterior():
     model = random_model()
     target = bayes.Posterior(model, None, bayes.Gaussian(0.3), (X, Y))
     problem = bayes.Problem(target)
@@ -176,7 +176,7 @@ def without_key():
     return bayes.Posterior(model, bayes.normal(), bayes.Gaussian(0.5), (X, Y))
 
 
-def test_model_without_a_key_is_drawn_by_its_weights():
+def test_model_without_a_key_has_random_weights():
     problem, method = bayes.Problem(without_key()), bayes.MeanField()
 
     @jax.jit

@@ -95,7 +95,7 @@ def random(seed, size, depth):
 
 
 @pytest.mark.parametrize("dense_mass", [False, True])
-def test_draws_are_those_of_a_plain_sampler(dense_mass):
+def test_draws_equal_those_of_a_plain_sampler(dense_mass):
     method = bayes.NUTS(num_warmup=0, dense_mass=dense_mass, max_doublings=6)
     problem, state = started(method, jr.key(0))
     keys = jr.split(jr.key(1), CHAINS)

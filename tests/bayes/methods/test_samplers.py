@@ -30,7 +30,7 @@ def run(method, target=None, **kwargs):
 # --- linked space -------------------------------------------------------------------------------
 
 
-def test_density_of_a_linked_rate_is_that_of_its_gamma_posterior():
+def test_density_of_a_linked_rate_is_its_gamma_posterior():
     counts = np.array([3, 1, 4, 1, 5, 9, 2, 6])
     data = (np.zeros((8, 1)), counts)
     target = bayes.Posterior(Rate(jnp.array(1.0)), dist.Gamma(2.0, 0.5), bayes.Poisson(), data)
@@ -141,7 +141,7 @@ def test_members_stop_where_each_predicts_best_what_it_leaves_out(tmp_path):
 
 
 @pytest.mark.parametrize("batch_size", [None, 2])
-def test_what_a_member_leaves_out_decides_only_where_it_stops(batch_size):
+def test_examples_that_a_member_leaves_out_decide_only_where_it_stops(batch_size):
     settings = {"learning_rate": 0.1, "batch_size": batch_size}
     method = bayes.EarlyStoppedEnsemble(members=1, steps=31, **settings)
     posterior, (x, y) = run(method), LINEAR.target.data
@@ -171,7 +171,7 @@ def test_what_a_member_leaves_out_decides_only_where_it_stops(batch_size):
 
 
 @pytest.mark.parametrize("batch_size", [None, 4])
-def test_the_noise_is_that_of_the_examples_that_were_left_out(batch_size):
+def test_noise_is_estimated_on_the_examples_that_were_left_out(batch_size):
     data = x, y = LINEAR.target.data
     network = LINEAR.target.network
     target = bayes.Posterior(
@@ -190,7 +190,7 @@ def test_the_noise_is_that_of_the_examples_that_were_left_out(batch_size):
 
 
 @pytest.mark.filterwarnings("ignore::eqxlike.bayes.InferenceWarning")
-def test_a_score_that_is_no_number_never_counts():
+def test_score_of_nan_is_never_the_best():
     method = bayes.EarlyStoppedEnsemble(
         members=2, steps=9, optimiser=optax.sgd(1e200), validation_fraction=0.5
     )
@@ -276,7 +276,7 @@ def test_too_much_gradient_noise_is_a_warning(method):
     np.testing.assert_allclose(broadening, factor, rtol=0.4)
 
 
-def test_chains_that_leave_for_infinity_are_warned_of():
+def test_diverging_chains_are_a_warning():
     method = bayes.SGLD(num_samples=20, num_warmup=200, chains=2, step_size=10.0, descent_steps=0)
     with pytest.warns(
         bayes.InferenceWarning,
