@@ -14,26 +14,26 @@ import zlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
-# Before JAX starts. Set in the environment, so that processes which a test starts have it too.
+# Set before JAX starts, in the environment: processes of tests inherit it.
 os.environ.setdefault("XLA_FLAGS", "")
 if "xla_force_host_platform_device_count" not in os.environ["XLA_FLAGS"]:
     os.environ["XLA_FLAGS"] += " --xla_force_host_platform_device_count=2"
-# The suite compiles more than it runs. These flags halve the time that takes, the last of them
-# most, which newer JAX refuses. Where XLA_FLAGS has a level of its own (`.ci/run`), that is used.
+# The suite compiles more than it runs. These flags halve the time of compilation. The last flag
+# saves most, but newer JAX refuses it. A level in XLA_FLAGS takes precedence (`.ci/run` sets one).
 if "xla_backend_optimization_level" not in os.environ["XLA_FLAGS"]:
     os.environ["XLA_FLAGS"] += " --xla_backend_optimization_level=0"
     os.environ["XLA_FLAGS"] += " --xla_cpu_parallel_codegen_split_count=1"
     if importlib.metadata.version("jaxlib").startswith("0.10."):
         os.environ["XLA_FLAGS"] += " --xla_cpu_use_fusion_emitters=false"
 
-# One thread of BLAS: on busy cores two that wait for each other took sixty times as long. A plugin
-# has imported NumPy already, which reads the environment no more.
+# One thread of BLAS: on busy cores, two threads took sixty times as long. A plugin has imported
+# NumPy already, which no longer reads the environment.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 if importlib.util.find_spec("threadpoolctl"):  # scikit-learn brings it
     importlib.import_module("threadpoolctl").threadpool_limits(1, "blas")
 
-# What one process compiled, no other compiles again: not the next worker, nor the next run. JAX
-# tells its own versions apart. An entry that it cannot read it compiles again, with a warning.
+# Workers and later runs share compiled programs. The cache distinguishes versions of JAX. JAX
+# compiles a program again, with a warning, if it cannot read the entry.
 os.environ.setdefault(
     "JAX_COMPILATION_CACHE_DIR", str(pathlib.Path(__file__).parents[1] / ".pytest_cache/compiled")
 )
@@ -55,9 +55,8 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_debug_key_reuse", True)
 
-# No deadline: the first example of a test compiles, the others do not. Under CI every run draws the
-# same examples, so that a failure belongs to the change at hand; `.ci/run` asks for the thorough
-# profile, with --hypothesis-profile=thorough.
+# No deadline: only the first example of a test compiles. In CI every run draws the same examples, so
+# that a failure belongs to the change. `.ci/run` passes --hypothesis-profile=thorough.
 for profile, max_examples in {"quick": 30, "thorough": 100}.items():
     hypothesis.settings.register_profile(
         profile, max_examples=max_examples, deadline=None, derandomize="CI" in os.environ
@@ -71,7 +70,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_ignore_collect(collection_path: pathlib.Path, config: pytest.Config) -> bool | None:
-    """Leaves out what needs an extra of its own, and the pages, unless the command names it."""
+    """Skips the pages and the folders that need their own extra, unless the command names them."""
     if collection_path.parent.name != "tests":
         return None
     name = collection_path.name
@@ -87,7 +86,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
         session.exitstatus = pytest.ExitCode.OK
 
 
-# What takes longest starts first, so that no worker is left with it at the end.
+# The longest files start first: no worker is left with one at the end.
 LONGEST = (
     "tests/pages/test_docstrings.py",
     "tests/pages/test_pages.py",
@@ -106,7 +105,7 @@ CRASHES = pytest.StashKey[pathlib.Path]()
 
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Has a process that crashes leave its stacks in a file, for the summary of the run."""
+    """Writes the stacks of a crashed process to a file, for the summary of the run."""
     config.stash[CRASHES] = folder = config.rootpath / ".pytest_cache/crashes"
     worker = getattr(config, "workerinput", {}).get("workerid")
     if worker is None:
@@ -121,7 +120,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> None:
-    """Shows where a process crashed, at the end: above it is lost among the dots."""
+    """Shows at the end where a process crashed."""
     runners = ("/_pytest/", "/pluggy/", "/xdist/", "/execnet/", "Extension modules:")
     for path in sorted(config.stash[CRASHES].iterdir()):
         if stacks := path.read_text():
@@ -134,7 +133,7 @@ def pytest_terminal_summary(
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
-    """Collects without looking for garbage: next to none is made, and it took a quarter of this."""
+    """Disables garbage collection, which took a quarter of the time of collecting tests."""
     gc.disable()
     try:
         return (yield)
@@ -162,11 +161,11 @@ jax.monitoring.register_event_duration_secs_listener(count_program)
 
 
 def forget_programs() -> None:
-    """Begins again with a small heap.
+    """Clears the programs of JAX and freezes the heap.
 
-    JAX keeps 1.7 MB for each program that it compiled, and after a thousand of them compiles half
-    as fast. What is there already is frozen, left out of garbage collections: the whole heap would
-    take each that a test asks for half a second. Now and then what died there is collected too.
+    JAX keeps 1.7 MB for each compiled program, and compiles half as fast after a thousand programs.
+    Garbage collections skip frozen objects: with the whole heap, each collection of a test would
+    take half a second. Frozen garbage is collected after `MOST_SINCE_FROZEN` programs.
     """
     programs["held"] = 0
     jax.clear_caches()
@@ -179,7 +178,7 @@ def forget_programs() -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def young_heap() -> None:
-    # Small files use what their neighbours compiled: a tenth fewer programs in all of them.
+    # Small files use programs of the files before them: a tenth fewer programs in total.
     if programs["held"] > MOST_PROGRAMS // 2:
         forget_programs()
 
@@ -192,16 +191,16 @@ def pytest_runtest_teardown(nextitem: pytest.Item | None) -> None:
 
 @pytest.fixture
 def getkey(request: pytest.FixtureRequest) -> Callable[[], jax.Array]:
-    """A function that returns a fresh key at each call; the same ones each time a test runs."""
+    """A function that returns a new key at each call, and the same keys in each run of a test."""
     seeds = itertools.count(zlib.crc32(request.node.nodeid.encode()))
     return lambda: jax.random.key(next(seeds))
 
 
 @pytest.fixture
 def ctrl_c() -> Iterator[Callable[[], None]]:
-    """Sends this process what Ctrl-C sends, to Python's own handler.
+    """A function that sends SIGINT to Python's own handler.
 
-    A shell starts what runs in the background with SIGINT ignored.
+    A shell ignores SIGINT in its background processes.
     """
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield lambda: signal.raise_signal(signal.SIGINT)
@@ -211,15 +210,15 @@ def ctrl_c() -> Iterator[Callable[[], None]]:
 
 @pytest.fixture
 def plain_dispatch() -> Iterator[None]:
-    """Where JAX looks for keys that are used twice, it takes calls another way, in Python."""
+    """Disables the check for reused keys, which makes JAX dispatch calls in Python."""
     with jax.debug_key_reuse(False):
         yield
 
 
 @pytest.fixture
 def compiles_alone() -> Iterator[None]:
-    """Nothing is written to the compilation cache, which JAX does not do in one piece: a thread
-    would read what another one has written half.
+    """Disables writes to the compilation cache, which are not atomic: another thread could read a
+    partial entry.
     """
     before = jax.config.jax_persistent_cache_min_compile_time_secs
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 1e6)

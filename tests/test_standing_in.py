@@ -179,15 +179,13 @@ def test_private_names_have_their_place_in_equinox_and_work(found):
     ]
 
 
-def test_version_of_equinox_is_the_compatible_version(found):
+def test_metadata_and_find_spec_describe_the_compatible_equinox(found):
     ours = found["versions"].pop()
     assert found["versions"] == [_standing_in.EQUINOX_VERSION] * 2
     assert ours != _standing_in.EQUINOX_VERSION
     assert importlib.metadata.version("equinox") == _standing_in.EQUINOX_VERSION
     assert found["others"] == importlib.metadata.version("jax")
-
-
-def test_find_spec_finds_only_existing_modules(found):
+    # Of `find_spec`: two existing modules and two others.
     assert found["found"] == [True, True, False, False]
 
 
