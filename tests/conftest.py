@@ -55,8 +55,8 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_debug_key_reuse", True)
 
-# No deadline: only the first example of a test compiles. In CI every run draws the same examples, so
-# that a failure belongs to the change. `.ci/run` passes --hypothesis-profile=thorough.
+# No deadline: only the first example of a test compiles. In CI every run draws the same examples:
+# a failure belongs to the change. `.ci/run` passes --hypothesis-profile=thorough.
 for profile, max_examples in {"quick": 30, "thorough": 100}.items():
     hypothesis.settings.register_profile(
         profile, max_examples=max_examples, deadline=None, derandomize="CI" in os.environ
