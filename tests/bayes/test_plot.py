@@ -72,22 +72,28 @@ def test_bands_show_what_was_observed_and_the_truth(regression):
     assert texts(axes) == ["90% interval", "50% interval", "predictive mean", "truth", "observed"]
 
 
-def test_bands_of_other_shapes_are_refused(regression):
+def test_bad_input_is_refused(regression):
     x, prediction, y = regression
-    with pytest.raises(ValueError, match=r"x \(30,\), prediction \(30,\), y \(29,\)"):
-        plot.bands(x, prediction, y[1:])
-    with pytest.raises(ValueError, match=r"same shape \(N,\), got x \(30, 1\), prediction"):
-        plot.bands(x[:, None], prediction)
-    with pytest.raises(ValueError, match="at least one level"):
-        plot.bands(x, prediction, levels=())
-
-
-def test_predictions_that_are_no_mixtures_are_refused(regression):
-    x, _, y = regression
-    with pytest.raises(TypeError, match=r"plot\.bands expects a bayes\.Mixture, got ndarray"):
-        plot.bands(x, y)
-    with pytest.raises(TypeError, match=r"plot\.coverage expects a bayes\.Mixture, got ndarray"):
-        plot.coverage(x, y)
+    coverage, ranks = plot.coverage, plot.sbc_ranks
+    for call, words in [
+        (lambda: plot.bands(x, prediction, y[1:]), r"x \(30,\), prediction \(30,\), y \(29,\)"),
+        (lambda: plot.bands(x[:, None], prediction), r"same shape \(N,\), got x \(30, 1\), pred"),
+        (lambda: plot.bands(x, prediction, levels=()), "at least one level"),
+        (lambda: coverage(prediction, jnp.zeros(29)), r"y and prediction of the same shape \(N,\)"),
+        (lambda: coverage(prediction, jnp.zeros((30, 1))), r"of the same shape \(N,\)"),
+        (lambda: coverage(prediction, jnp.zeros(())), r"of the same shape \(N,\)"),
+        (
+            lambda: ranks(np.zeros((5, 1), int), 3),
+            r"integers of shape \(N,\), got int64 of .*5, 1\)",
+        ),
+        (lambda: ranks(np.zeros(5), 3), r"integers of shape \(N,\), got float64 of shape \(5,\)"),
+        (lambda: ranks(np.arange(5), 3), "ranks from 0 to num_draws, 3, got ranks from 0 to 4"),
+    ]:
+        with pytest.raises(ValueError, match=words):
+            call()
+    for show in (plot.bands, coverage):
+        with pytest.raises(TypeError, match=rf"{show.__name__} expects a bayes\.Mixture, got nd"):
+            show(x, y)
 
 
 def test_coverage_counts_targets_in_the_intervals(regression):
@@ -109,12 +115,6 @@ def test_band_of_coverage_has_binomial_quantiles(regression):
     lower, upper = ends_of_band(axes, "90% of calibrated predictions", levels)
     np.testing.assert_allclose(lower, scipy.stats.binom(30, levels).ppf(0.05) / 30, atol=1e-12)
     np.testing.assert_allclose(upper, scipy.stats.binom(30, levels).ppf(0.95) / 30, atol=1e-12)
-
-
-def test_coverage_of_other_shapes_is_refused(regression):
-    for shape in ((29,), (30, 1), ()):
-        with pytest.raises(ValueError, match=r"y and prediction of the same shape \(N,\)"):
-            plot.coverage(regression[1], jnp.zeros(shape))
 
 
 @pytest.mark.parametrize("equal", ["width", "mass"])
@@ -161,16 +161,6 @@ def test_sbc_ranks_have_the_band_of_binomial_counts(num_draws, num_bins):
     for tail in (0.005, 0.995):
         for end, count in zip(ends[:-1], scipy.stats.binom(200, chances).ppf(tail), strict=True):
             assert [end, count] in corners.tolist()
-
-
-def test_other_sbc_ranks_are_refused():
-    for ranks, message in [
-        (np.zeros((5, 1), int), r"integers of shape \(N,\), got int64 of shape \(5, 1\)"),
-        (np.zeros(5), r"integers of shape \(N,\), got float64 of shape \(5,\)"),
-        (np.arange(5), "ranks from 0 to num_draws, 3, got ranks from 0 to 4"),
-    ]:
-        with pytest.raises(ValueError, match=message):
-            plot.sbc_ranks(ranks, num_draws=3)
 
 
 def everything(regression, classes, **options):

@@ -340,6 +340,7 @@ WRONG_TYPES = [
     (make(data=(X.tolist(), Y)), "Convert a list of numbers by"),
     (make(data=(X, COUNTS)), "Gaussian expects floating-point targets"),
     (make(prior=1.0), "prior must be a distribution"),
+    (make(prior=None), "the model has no layer with its own prior"),
     (make(prior=bayes.normal), r"call it, `normal\(\.\.\.\)`"),
     (make(prior=dist.Normal), r"prior expected an instance, .* call it, `Normal\(\.\.\.\)`"),
     (make(likelihood=dist.Normal()), "likelihood must be a bayes.Likelihood"),

@@ -75,7 +75,6 @@ def test_example_with_density_0_is_no_warning_about_the_draws():
 
 METHODS = [
     bayes.MAP(steps=50, optimiser=DESCENT),
-    bayes.DeepEnsemble(steps=50, members=2, optimiser=DESCENT),
     bayes.SGLD(num_samples=20, num_warmup=20, thin=1, chains=2, descent_steps=200, batch_size=20),
 ]
 

@@ -187,14 +187,10 @@ def target_of(name):
     return bayes.Posterior(model, bayes.normal(0.0, 1.0), target.likelihood, target.data)
 
 
-def run(name):
-    return bayes.infer(target_of(name), METHODS[name], key=jr.key(1), progress=False)
-
-
 @functools.cache
 def fitted(name):
-    """One run of each method, of which all laws are stated."""
-    return run(name)
+    """One run of each method, with which all laws are tested."""
+    return bayes.infer(target_of(name), METHODS[name], key=jr.key(1), progress=False)
 
 
 @eqx.filter_jit

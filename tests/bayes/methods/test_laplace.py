@@ -175,14 +175,6 @@ def test_predictions_of_linear_regression_are_exact():
             bayes.predict(predicting(linear(), predictive), NEW, key=jr.key(0), num_samples=1)
 
 
-def test_predictions_of_a_model_with_one_array():
-    layer = nn.Linear(2, "scalar", use_bias=False, key=jr.key(0), dtype=jnp.float64)
-    data = (LINEAR.x, LINEAR.y)
-    posterior = around(bayes.Posterior(layer, bayes.normal(), bayes.Gaussian(0.5), data))
-    prediction = bayes.predict(posterior, NEW, key=jr.key(2), num_samples=2)
-    np.testing.assert_allclose(prediction.mean, NEW @ np.asarray(layer.weight)[0], rtol=1e-8)
-
-
 # --- structures -----------------------------------------------------------------------------------
 
 

@@ -27,7 +27,6 @@ from tests.bayes.methods.cases import (
     check_moments,
     covariance_of,
     fitted,
-    run,
     target_of,
 )
 
@@ -75,10 +74,6 @@ def test_predictions_can_be_traced(name):
         return bayes.predict(posterior, x, key=key, num_samples=4).mean
 
     assert eqx.filter_eval_shape(predicted, fitted(name), jr.key(0)).shape == (3,)
-
-
-def test_draws_repeat_by_the_key_of_the_run():
-    equal(draws_of(run("SWAG")), draws_of(fitted("SWAG")))
 
 
 def test_posterior_of_linear_regression_is_the_closed_form(name):

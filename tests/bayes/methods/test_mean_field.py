@@ -186,8 +186,3 @@ def test_model_without_a_key_has_random_weights():
         return method.step(problem, state, jnp.asarray(0), jr.key(1))[1]["loss"]
 
     assert np.isfinite(loss())
-
-
-def test_model_without_a_prior():
-    with pytest.raises(TypeError, match=r"the model has no layer with its own prior"):
-        bayes.Posterior(small_target().network, None, bayes.Gaussian(1.0), (X, Y))
