@@ -147,7 +147,7 @@ def test_mode_that_fails_or_is_slow_does_not_stop_the_others():
     assert fields["failing"] == {"verdict": "error", "explanation": "RuntimeError: out of luck"}
     assert fields["other"].keys() == {"primal_us", "gradient_us", "ratio"}
     assert counts["other"] >= 5
-    # None has any time left after the first round.
+    # No time is left after the first round.
     counts |= dict.fromkeys(counts, 10)
     assert _time_in_turn(primal, calls, rounds=5, budget_s=0.0).keys() == calls.keys()
     assert set(counts.values()) == {11}

@@ -74,7 +74,7 @@ def assert_close(found, expected, mode, order=1):
         np.testing.assert_allclose(one, other, rtol=0, atol=scale * tolerance(mode, order))
 
 
-# What JAX finds is found once, for all modes.
+# Derivatives by JAX are computed once for all modes.
 @functools.cache
 def of_jax(transform, function, *args):
     with jax.enable_x64(True):
@@ -179,7 +179,7 @@ def gradient_of_loop():
 
 
 FUNCTIONS = {loss: (parameters, x), of_tree: (tree, x), of_complex: (z,)}
-# Finite differences only call the function, whatever is in it.
+# Finite differences only call the function, so its contents do not matter.
 FUNCTIONS_WITH_PARTS = {
     of_jitted_part: (parameters, x),
     of_scan: (x,),

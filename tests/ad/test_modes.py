@@ -1,4 +1,4 @@
-"""What each mode has of its own: its arguments, and what it can do that others cannot."""
+"""Single modes: their arguments, and functions that only some modes differentiate."""
 
 import importlib.util
 

@@ -1,4 +1,4 @@
-"""The gradient that others are compared with, how far one is from it, and how far it is known."""
+"""The reference gradient: errors of other gradients, and the uncertainty of the reference."""
 
 import types
 

@@ -1,4 +1,4 @@
-"""What tests of inference share."""
+"""Fixtures of the tests of inference."""
 
 import jax
 import pytest

@@ -1,4 +1,4 @@
-"""What was found by trying to break `bayes`: each test failed before it was mended."""
+"""Mistakes found by trying to break `bayes`. Each test failed before its mistake was mended."""
 
 import functools
 import warnings
@@ -72,7 +72,7 @@ def test_file_of_another_target_is_neither_loaded_nor_resumed(tmp_path):
         run(*elsewhere, checkpoint=path)
     with pytest.raises(ValueError, match="with other settings: optimiser 'GradientTransformation"):
         run(*case(optimised(0.2)), checkpoint=path)
-    # Where a run began does not matter once it has ended.
+    # The start of a finished run does not matter.
     np.testing.assert_array_equal(bayes.load(path, *elsewhere).found, posterior.found)
 
 
@@ -288,7 +288,7 @@ def test_places_of_a_convolution_share_their_kernel_in_training():
 @jax.numpy_dtype_promotion("standard")
 @jax.numpy_rank_promotion("allow")
 def losses(problem, num):
-    """Of draws from normal distributions of scale 2, by the default and by all weights."""
+    """Losses of draws from normal distributions of scale 2, by two estimators."""
     by_default, by_weights = (
         bayes.MeanField(initial_scale=2.0, estimator=estimator) for estimator in (None, "weights")
     )

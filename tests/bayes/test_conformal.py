@@ -40,7 +40,7 @@ def test_randomised_sets_of_a_wrong_model_cover_as_promised(getkey):
 
 @eqx.filter_jit
 def ends(mean, scale, y, test_mean, test_scale, **options):
-    """Of intervals, with a calibration by normal distributions."""
+    """The ends of intervals, calibrated on normal distributions."""
     intervals = bayes.conformal_intervals(normal(mean, scale), y, **options)
     return intervals(normal(test_mean, test_scale)), intervals.quantile
 
@@ -66,7 +66,7 @@ def test_quantile_intervals_are_moved_by_one_distance():
     (lower, upper), _ = ends(np.zeros(9), np.ones(9), y, means, scales, **options)
     np.testing.assert_allclose(lower, stats.norm(means, scales).ppf(0.1) - 7, rtol=1e-5)
     np.testing.assert_allclose(upper, stats.norm(means, scales).ppf(0.9) + 7, rtol=1e-5)
-    # Those that shrink to less than nothing are a point.
+    # Intervals that would have a negative length are a point.
     found, _ = ends(np.zeros(9), np.full(9, 10.0), np.zeros(9), means, scales / 10, **options)
     np.testing.assert_allclose(found, np.stack([means, means]), rtol=1e-5, atol=1e-5)
 

@@ -1,4 +1,4 @@
-"""Running a method: its file, Ctrl-C, its keys, what it says of itself, and what it refuses."""
+"""Running a method: files, Ctrl-C, keys, diagnostics and bad input."""
 
 import functools
 import itertools
@@ -65,7 +65,7 @@ def draws(posterior):
 
 
 def stop_after(monkeypatch, num_calls, ctrl_c):
-    """Ctrl-C comes while the call of this number runs."""
+    """Presses Ctrl-C during the call with this number."""
     real, calls = _infer.advance, []
 
     def advance(*args):

@@ -1,4 +1,4 @@
-"""Whether an optimiser came to a mode, and what is said where it did not."""
+"""Whether an optimiser has converged to a mode, and the warnings if not."""
 
 import functools
 
@@ -13,17 +13,11 @@ import pytest
 import eqxlike as eqx
 from eqxlike import bayes, nn
 from eqxlike.bayes._inference import _infer
-from tests.bayes.methods.cases import LinearModel, X, Y, as_vectors
+from tests.bayes.methods.cases import LINEAR, X, Y, as_vectors, run
 
 pytestmark = pytest.mark.usefixtures("double_precision")
 
-LINEAR = LinearModel()
 STAYS = optax.set_to_zero()
-
-
-def run(method, target=None, **kwargs):
-    target = LINEAR.target if target is None else target
-    return bayes.infer(target, method, key=jr.key(1), progress=False, **kwargs)
 
 
 def rise(posterior):
@@ -58,7 +52,7 @@ def test_mode_under_a_prior_with_an_unknown_scale_is_a_warning(monkeypatch):
     monkeypatch.setattr(_infer, "advance", lambda *args: iter(()))
     with pytest.warns(bayes.InferenceWarning, match=r"unknowns of its own \(scale\), so the dens"):
         posterior = run(bayes.MAP(steps=2, batch_size=3), hierarchical())
-    # Nothing else is said where steps are of minibatches.
+    # Steps that use minibatches give no other warning.
     assert posterior.diagnostics.rise is None
 
 

@@ -1,4 +1,4 @@
-"""What takes one draw says so to one who gives it many."""
+"""Functions of one draw refuse several draws."""
 
 import jax
 import jax.random as jr

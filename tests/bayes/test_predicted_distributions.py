@@ -1,4 +1,4 @@
-"""Predictions with distributions that NumPyro makes of others, or of which it knows little."""
+"""Predictions with mixtures, expanded and transformed distributions of NumPyro."""
 
 import jax
 import jax.numpy as jnp
@@ -34,14 +34,14 @@ class Made(bayes.Likelihood):
 
 
 def prediction(name, outputs=OUTPUTS):
-    """That of outputs with two axes in front: of draws, and of inputs."""
+    """The prediction from outputs with an axis of draws and an axis of inputs."""
     mixture = _mixture(Made(name), outputs, {})
     assert isinstance(mixture, bayes.Mixture)
     return mixture
 
 
 def draws(make, num):
-    """Of the distribution that is made."""
+    """Draws of the distribution."""
     with as_libraries_compute():
         return np.asarray(jax.jit(lambda key: make().sample(key, (num,)))(jr.key(1)))
 
@@ -87,7 +87,7 @@ def test_draws_of_expanded_distributions_have_their_moments():
     assert drawn.shape == (4000, 3, 4, 2)
     expected = np.broadcast_to(np.asarray(OUTPUTS)[..., :1], (3, 4, 2))
     np.testing.assert_allclose(np.log(drawn).mean(axis=0), expected, atol=0.05)
-    # No two have the same noise.
+    # The noise differs between entries.
     assert np.abs(np.corrcoef(np.log(drawn[..., 0, :]).reshape(4000, -1).T))[0, 1:].max() < 0.1
 
 
@@ -132,6 +132,6 @@ def test_quantiles_need_no_mean():
 
 
 def logistic_normal():
-    """Of one component, for one number."""
+    """A distribution with one component, over one number."""
     normal = dist.Normal(jnp.full((1, 1), 2.0), 0.5)
     return dist.TransformedDistribution(normal, dist.transforms.SigmoidTransform())

@@ -1,4 +1,4 @@
-"""What the diagnostics of a run say of how draws predict, compared with one network."""
+"""Diagnostics that compare the predictions of draws with the predictions of one network."""
 
 import re
 import warnings
@@ -28,7 +28,7 @@ def run(method, **kwargs):
 
 
 def scores(posterior) -> Any:
-    """What the type checker need not know to be there."""
+    """The scores, whose type the type checker does not know."""
     return posterior.diagnostics.predictive
 
 

@@ -1,4 +1,4 @@
-"""Likelihoods of examples with several targets: a scale for each, and a class for each token."""
+"""Likelihoods of examples with several targets: a scale for each target, a class for each token."""
 
 import pathlib
 
@@ -14,7 +14,7 @@ import sklearn.metrics
 
 import eqxlike as eqx
 from eqxlike import bayes, nn
-from tests.bayes.methods.cases import DESCENT
+from tests.bayes.methods.cases import run
 from tests.bayes.methods.test_laplace import around
 
 pytestmark = pytest.mark.usefixtures("double_precision")
@@ -28,10 +28,6 @@ Y = X * np.array([1.0, -1.0]) + SCALES * RNG.normal(size=(60, 2))
 def linear(scale, likelihood=bayes.Gaussian):
     model = nn.Linear(1, 2, use_bias=False, key=jr.key(0), dtype=jnp.float64)
     return bayes.Posterior(model, bayes.normal(), likelihood(scale), (X, Y))
-
-
-def inferred(target, method):
-    return bayes.infer(target, method, key=jr.key(1), progress=False)
 
 
 def test_posterior_with_a_scale_for_each_target_is_the_closed_form():
@@ -50,9 +46,9 @@ ENSEMBLE = bayes.DeepEnsemble(steps=300, members=2, optimiser=optax.adam(0.1))
 
 
 def test_unknown_scales_are_found_for_each_target(tmp_path: pathlib.Path):
-    method = bayes.Laplace(steps=400, optimiser=DESCENT, structure="kronecker", width=1.0)
+    method = bayes.Laplace(steps=400, learning_rate=0.05, structure="kronecker", width=1.0)
     target = linear(dist.Gamma(2.0, 1.0).expand([2]).to_event(1))
-    posterior = inferred(target, method)
+    posterior = run(method, target)
     drawn = posterior.samples(2, key=jr.key(2)).likelihood["scale"]
     assert drawn.shape == (2, 2)
     prediction = bayes.predict(posterior, X[:1], key=jr.key(3))
@@ -125,7 +121,7 @@ def test_laplace_of_tokens_is_that_of_each_token():
 
 
 def test_predictions_and_metrics_of_tokens_are_those_of_all_labels():
-    prediction = bayes.predict(inferred(tokens(), ENSEMBLE), INPUTS, key=jr.key(2))
+    prediction = bayes.predict(run(ENSEMBLE, tokens()), INPUTS, key=jr.key(2))
     assert isinstance(prediction, bayes.CategoricalMixture)
     probabilities = np.asarray(prediction.probabilities)
     assert probabilities.shape == (50, T, C)

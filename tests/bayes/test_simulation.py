@@ -1,4 +1,4 @@
-"""Targets drawn from a model, and calibration by them."""
+"""Targets simulated by a model, and calibration with simulated targets."""
 
 import warnings
 

@@ -93,7 +93,7 @@ def test_costs_of_operations_are_those_of_their_closed_forms():
     assert flops_of("cholesky", found) == 6**3 // 3
     assert not found.layers[0].is_least
     found = graph.report(lambda x: jax.lax.linalg.eigh(x)[1], struct(3, 3))
-    # What nobody knows is a least.
+    # An unknown cost is a lower bound.
     assert found.layers[0].is_least
     found = graph.report(lambda x: jax.lax.cumlogsumexp(x), struct(8))
     assert found.layers[0].transcendentals == 8

@@ -1,4 +1,4 @@
-"""A function and its gradient beside each other."""
+"""Reports on a function and its gradient."""
 
 import functools
 
@@ -28,7 +28,7 @@ def test_both_sides_equal_their_own_reports():
 
 def test_gradient_of_a_dense_layer_is_two_products_and_the_sum_of_its_bias():
     first = next(side for side in found().sides if side.name == "model.layers[0]")
-    # The gradient of the input of the first layer is not asked for.
+    # The gradient of the input of the first layer is not needed.
     assert first.backward_flops == 2 * 5 * 3 * 4 + 4 * 4
     second = next(side for side in found().sides if side.name == "model.layers[1]")
     assert second.backward_flops == 2 * (2 * 5 * 4 * 2) + 2 * 4
@@ -40,7 +40,7 @@ def test_stored_bytes_are_those_of_the_residuals():
     )
     report = graph.report(lambda x: jnp.sin(x) * x, X, gradient=True)
     stored = sum(each.size * each.dtype.itemsize for each in residuals if each.shape)
-    # The argument itself is there anyway.
+    # The argument itself needs no additional memory.
     assert report.sides[0].stored_bytes == stored - X.nbytes
     assert {each.kind for each in report.stored} == {"cos", "sin"}
 

@@ -1,4 +1,4 @@
-"""What a report says of a program."""
+"""The contents of a report on a program."""
 
 import functools
 import importlib.util

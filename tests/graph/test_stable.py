@@ -347,7 +347,7 @@ ERRORS = (TypeError, ValueError, IndexError, AssertionError, NotImplementedError
 
 
 def said_by(functions):
-    """By name: the rules that match one of these, of which the arguments are the first that fit."""
+    """The rules that match each function, with the first arguments that it accepts."""
     found = {}
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         for name, function, choices in functions:
@@ -376,7 +376,7 @@ def test_only_kl_divergences_of_optax_have_a_report():
 
 
 def densities():
-    """Those of which each argument has a default or a constraint."""
+    """Densities of all distributions whose arguments have defaults or constraints."""
     for name, kind in inspect.getmembers(dist, inspect.isclass):
         signature = inspect.signature(kind).parameters
         constraints = getattr(kind, "arg_constraints", {})
@@ -426,7 +426,7 @@ def softmax(x):
     return jnp.exp(x) / jnp.sum(jnp.exp(x))
 
 
-# Each was another number, NaN, an error or took for ever once.
+# Each formula once had a wrong value, a NaN or an error, or took too long.
 ATTACKS = (
     lambda x: jnp.log(x * (x - 1) * jnp.exp(x)),  # both may be negative
     lambda x: jnp.log((1 - jnp.exp(x)) ** 2 * (1 - x) * (1 - 2 * x)),

@@ -1,4 +1,4 @@
-"""Estimators: what layers with random weights draw when they are called."""
+"""Estimators: the noise that layers with random weights draw in a call."""
 
 import math
 

@@ -187,10 +187,16 @@ def target_of(name):
     return bayes.Posterior(model, bayes.normal(0.0, 1.0), target.likelihood, target.data)
 
 
+def run(method, target=None, key=None, **kwargs):
+    target = LINEAR.target if target is None else target
+    key = jr.key(1) if key is None else key
+    return bayes.infer(target, method, key=key, progress=False, **kwargs)
+
+
 @functools.cache
 def fitted(name):
     """One run of each method, with which all laws are tested."""
-    return bayes.infer(target_of(name), METHODS[name], key=jr.key(1), progress=False)
+    return run(METHODS[name], target_of(name))
 
 
 @eqx.filter_jit

@@ -1,4 +1,4 @@
-"""What tests of methods share."""
+"""Fixtures of the tests of methods."""
 
 import jax
 import pytest

@@ -1,4 +1,4 @@
-"""Laplace where it is exact, and each structure next to the dense matrix and to integrals."""
+"""Laplace on models where it is exact, and each structure compared with the dense matrix."""
 
 import dataclasses
 import functools
@@ -21,7 +21,7 @@ from eqxlike.bayes._methods import _gauss_newton, _leave_one_out, _prior_scales
 from eqxlike.bayes._methods._curvature import positive_cholesky
 from eqxlike.bayes._methods._descent import Optimised, climb
 from eqxlike.bayes._methods._prior_scales import untuned
-from tests.bayes.methods.cases import LINEAR, covariance_of
+from tests.bayes.methods.cases import LINEAR, covariance_of, run
 
 NEW = np.random.default_rng(5).normal(size=(4, 2))
 INPUTS, NEW_INPUTS = np.split(2.0 * np.random.default_rng(6).normal(size=(14, 3)), [10])
@@ -32,7 +32,7 @@ PLACES = {}
 
 
 def place_of(target):
-    """The parameters that the model has, asked for once of each target."""
+    """The parameters of the model, computed once for each target."""
     if id(target) not in PLACES:
         problem = bayes.Problem(target)
         with as_libraries_compute():
@@ -41,7 +41,7 @@ def place_of(target):
 
 
 def around(target, mode=None, **fields):
-    """Laplace around the parameters that the model has, be they the most probable or not."""
+    """Laplace around the parameters of the model, which need not be the mode."""
     fields = {"structure": "full", "width": 1.0} | fields
     problem, method = bayes.Problem(target, mode), bayes.Laplace(**fields)
     place = jnp.asarray(place_of(target))
@@ -345,7 +345,7 @@ def test_tuned_scales_have_the_greatest_evidence(max_full, monkeypatch):
     # With another number of steps, the program is compiled again, with the other `MAX_FULL`.
     steps = 600 if max_full else 601
     method = bayes.Laplace(steps=steps, learning_rate=0.05, tune_prior=True)
-    posterior = bayes.infer(target, method, key=jr.key(1), progress=False)
+    posterior = run(method, target)
 
     def minus_log_evidence(logs):
         scales = np.exp(np.repeat(logs, [3, 5]))  # One for each column.
@@ -370,10 +370,7 @@ def test_tuning_keeps_both_scales_moderate_if_only_their_product_matters():
     model = nn.MLP(2, "scalar", 8, 1, **use, key=jr.key(0))
     prior = bayes.prior_by_path({"layers[0].*": bayes.normal(), "**": bayes.normal()})
     target = bayes.Posterior(model, prior, bayes.Gaussian(0.1), (x, y))
-    tuned, untuned = (
-        bayes.infer(target, bayes.Laplace(tune_prior=each), key=jr.key(1), progress=False)
-        for each in (True, False)
-    )
+    tuned, untuned = (run(bayes.Laplace(tune_prior=each), target) for each in (True, False))
     assert tuned.log_evidence >= untuned.log_evidence - 0.1
     assert np.max(np.abs(tuned.found.log_factors)) < np.log(20)
 
@@ -437,7 +434,7 @@ def test_predictions_are_no_worse_than_the_mode_under_a_prior_that_is_too_wide()
     target = bayes.Posterior(model, bayes.normal(0.0, 8.0), bayes.Categorical(), data)
     method = bayes.Laplace(steps=300, learning_rate=0.05)
     with pytest.warns(bayes.InferenceWarning, match="the covariance was multiplied by"):
-        posterior = bayes.infer(target, method, key=jr.key(1), progress=False)
+        posterior = run(method, target)
     found = bayes.metrics.nll(bayes.predict(posterior, x[60:], key=jr.key(2)), y[60:])
     network = target.model(posterior.problem.unknowns(posterior.found.mode))
     log_chances = np.log(softmax(jax.jit(jax.vmap(lambda x: network(x)))(x[60:]), axis=1))

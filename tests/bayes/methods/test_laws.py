@@ -1,4 +1,4 @@
-"""What holds of every method of inference, on linear regression, whose posterior is known."""
+"""Laws of every method of inference, on linear regression, whose posterior is known."""
 
 import pathlib
 import re
@@ -27,6 +27,7 @@ from tests.bayes.methods.cases import (
     check_moments,
     covariance_of,
     fitted,
+    run,
     target_of,
 )
 
@@ -415,4 +416,4 @@ WRONG_TARGETS = [
 def test_methods_that_do_not_fit_the_target_are_refused():
     for target, method, message in WRONG_TARGETS:
         with pytest.raises(ValueError, match=message):
-            bayes.infer(target(), method, key=jr.key(0), progress=False)
+            run(method, target())

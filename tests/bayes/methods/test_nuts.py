@@ -1,4 +1,4 @@
-"""NUTS next to a plain one: one chain after another, one trajectory as a loop over lists."""
+"""NUTS compared with a plain sampler: one chain at a time, trajectories as loops over lists."""
 
 import sys
 from types import SimpleNamespace
@@ -14,12 +14,12 @@ from eqxlike import bayes
 from eqxlike.bayes._methods._hamiltonian import HamiltonianState
 from eqxlike.bayes._methods._nuts import _random_numbers
 from eqxlike.nn._threefry import threefry
-from tests.bayes.methods.cases import LINEAR
+from tests.bayes.methods.cases import run
 
 pytestmark = pytest.mark.usefixtures("as_methods_run")
 
 SIZE, CHAINS, DRAWS = 3, 4, 40
-# The last of them is so large that some trajectories diverge.
+# The last step size is so large that some trajectories diverge.
 STEP_SIZES = np.array([0.04, 0.3, 0.6, 2.5])
 
 
@@ -117,17 +117,14 @@ def test_draws_equal_those_of_a_plain_sampler(dense_mass):
 def test_chains_adapt_independently_and_without_blackjax(monkeypatch):
     monkeypatch.setitem(sys.modules, "blackjax", None)
     method = bayes.NUTS(num_samples=10, num_warmup=60, chains=3, dense_mass=True)
-    run = lambda chain_method: bayes.infer(
-        LINEAR.target, method, key=jr.key(1), progress=False, chain_method=chain_method
-    )
-    together, apart = run("vectorized"), run("sequential")
+    together, apart = (run(method, chain_method=each) for each in ("vectorized", "sequential"))
     for name, each in together.records.items():
         np.testing.assert_allclose(each, apart.records[name], rtol=1e-4, atol=1e-6)
     step_sizes = together.chains.states.step_size
     assert len(np.unique(step_sizes)) == 3
     np.testing.assert_allclose(step_sizes, apart.chains.states.step_size, rtol=1e-4)
     with pytest.raises(ImportError, match="This method needs BlackJAX"):
-        bayes.infer(LINEAR.target, bayes.HMC(num_samples=5), key=jr.key(0), progress=False)
+        run(bayes.HMC(num_samples=5))
 
 
 class Halved(bayes.NUTS):
@@ -139,7 +136,7 @@ class Halved(bayes.NUTS):
 @pytest.mark.filterwarnings("ignore::eqxlike.bayes.InferenceWarning")
 def test_subclass_of_nuts_runs_its_own_step_with_a_raw_key():
     method = Halved(num_samples=5, num_warmup=5, chains=2)
-    posterior = bayes.infer(LINEAR.target, method, key=jr.PRNGKey(0), progress=False)
+    posterior = run(method, key=jr.PRNGKey(0))
     np.testing.assert_array_equal(posterior.records["half"], 0.5 * posterior.records["draw"])
 
 

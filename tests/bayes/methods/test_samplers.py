@@ -1,4 +1,4 @@
-"""What each method that draws has of its own, beyond the laws of all."""
+"""Behaviour of single methods: ensembles, SGLD, SGHMC, SWAG and MC dropout."""
 
 import dataclasses
 
@@ -17,14 +17,9 @@ from eqxlike.bayes._inference._fitted import fitted_from
 from eqxlike.bayes._inference._method import Chains
 from eqxlike.bayes._methods._descent import Optimised
 from eqxlike.bayes._methods._markov_chains import StochasticState
-from tests.bayes.methods.cases import LINEAR, LinearModel, Rate, X, Y, check_moments
+from tests.bayes.methods.cases import LINEAR, LinearModel, Rate, X, Y, check_moments, run
 
 pytestmark = pytest.mark.usefixtures("as_methods_run")
-
-
-def run(method, target=None, **kwargs):
-    target = LINEAR.target if target is None else target
-    return bayes.infer(target, method, key=jr.key(1), progress=False, **kwargs)
 
 
 # --- linked space -------------------------------------------------------------------------------
