@@ -1,4 +1,4 @@
-"""Public names of earlier versions that were renamed or removed, and what replaces them."""
+"""Public names of earlier versions, and names of PyTorch, and what replaces them."""
 
 import importlib
 import warnings
@@ -44,6 +44,25 @@ REMOVED: dict[str, str] = {
 """Maps the full name of each removed object to a sentence that says what to use instead."""
 
 
+_ACTIVATIONS = (
+    "CELU ELU GELU GLU LeakyReLU LogSoftmax Mish ReLU ReLU6 SELU SiLU Sigmoid Softmax Tanh"
+)
+
+OF_PYTORCH: dict[str, str] = {
+    **dict.fromkeys(_ACTIVATIONS.split(), "Use a function, such as `jax.nn.relu`."),
+    "CrossEntropyLoss": "Use `nn.cross_entropy`, or a loss of Optax.",
+    "Flatten": "Use `nn.Lambda(jnp.ravel)`: a layer takes one example.",
+    "GRU": "Use `nn.RNN` with an `nn.GRUCell`.",
+    "LSTM": "Use `nn.RNN` with an `nn.LSTMCell`.",
+    "MSELoss": "Use `optax.l2_loss`, or write the formula.",
+    "Module": "Use `eqxlike.Module`.",
+    "ModuleDict": "Use a dict.",
+    "ModuleList": "Use a list.",
+    "Parameter": "Assign an array to a field. `nn.freeze` makes an array constant.",
+}
+"""Maps names of `torch.nn` that `eqxlike.nn` does not have to what to use instead."""
+
+
 def former_names(package: str) -> Callable[[str], Any]:
     """Returns the `__getattr__` (PEP 562) of a package for its renamed and removed names."""
 
@@ -58,6 +77,8 @@ def former_names(package: str) -> Callable[[str], Any]:
         message = f"module {package!r} has no attribute {name!r}"
         if old in REMOVED:
             message = f"{old} was removed. {REMOVED[old]}"
+        elif package == "eqxlike.nn" and name in OF_PYTORCH:
+            message += f". {OF_PYTORCH[name]} See docs/from-pytorch.md."
         raise AttributeError(message, name=name, obj=importlib.import_module(package))
 
     return get

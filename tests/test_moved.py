@@ -5,6 +5,7 @@ import re
 
 import pytest
 
+import eqxlike
 from eqxlike import _moved
 
 
@@ -28,3 +29,9 @@ def test_error_of_a_removed_name_names_the_replacement(old):
 def test_unknown_name_is_an_attribute_error():
     with pytest.raises(AttributeError, match="module 'eqxlike' has no attribute 'nonsense'"):
         importlib.import_module("eqxlike").nonsense  # noqa: B018
+
+
+def test_names_of_pytorch_say_what_to_use():
+    for name, hint in _moved.OF_PYTORCH.items():
+        with pytest.raises(AttributeError, match=re.escape(hint)):
+            getattr(eqxlike.nn, name)

@@ -1,5 +1,8 @@
 """Layers and models, and operations on a model as a whole."""
 
+import typing as _typing
+
+from .._moved import former_names as _former_names
 from ._attention import MultiheadAttention as MultiheadAttention
 from ._batch_norm import BatchNorm as BatchNorm
 from ._bayesian._gaussian_layer import BayesianLayer as BayesianLayer
@@ -82,3 +85,6 @@ from ._surgery._summary import summary as summary
 from ._weights import Shared as Shared
 from ._weights import SpectralNorm as SpectralNorm
 from ._weights import WeightNorm as WeightNorm
+
+if not _typing.TYPE_CHECKING:
+    __getattr__ = _former_names(__name__)

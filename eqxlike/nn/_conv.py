@@ -541,6 +541,8 @@ def _correlate(
     input_dilation: tuple[int, ...] | None = None,
 ) -> Array:
     """The cross-correlation of one example, shape `(in_channels, *sizes)`, with zero padding."""
+    # Images of integers become floats, as in `Linear`.
+    x = x if jnp.issubdtype(x.dtype, jnp.inexact) else x.astype(weight.dtype)
     y = conv(
         jnp.expand_dims(x, 0),
         weight,

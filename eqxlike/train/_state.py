@@ -156,7 +156,7 @@ def check_state(state: Any, taker: str) -> None:
         raise TypeError(
             f"{taker} expected a TrainState, got {got}. Create one with "
             "`TrainState.create(model, optimiser, key=key)`, or pass the state that the last step "
-            "or `fit` returned."
+            "returned, or the `.state` of the result of `fit`."
         )
 
 

@@ -278,7 +278,7 @@ def train_plain(data: Data, settings: Settings, *, seed: int) -> Training:
     )
     step, mean_nll = train.make_step(_mean_nll, optimiser), eqx.filter_jit(_mean_nll)
     fit_part, validation = data.validation_split()
-    watch = train.EarlyStopping("nll", patience=settings.steps, restore_best=False)
+    watch = train.EarlyStopping("nll", mode="min", patience=settings.steps, restore_best=False)
     chosen = _fit(
         _first_state(data, settings, nn.MLP, optimiser, seed),
         step,

@@ -195,3 +195,11 @@ def test_transposed_layer_transposes_every_padding_mode(mode, padding, getkey):
         return eqx.tree_at(lambda layer: layer.weight, back, kernel)(y), expected
 
     assert_close(*found_and_expected(there), rtol=1e-5, atol=1e-5)
+
+
+def test_images_of_integers_become_floats():
+    image = np.arange(3 * 8 * 8, dtype=np.uint8).reshape(3, 8, 8)
+    for layer in (nn.Conv2d, nn.ConvTranspose2d):
+        layer = layer(3, 2, 3, key=jax.random.key(0))
+        found, expected = layer(jnp.asarray(image)), layer(jnp.asarray(image, jnp.float32))
+        np.testing.assert_array_equal(found, expected)

@@ -164,10 +164,10 @@ QUOTED = {
         f"takes {_of_loop('equinox.internal while_loop, checkpointed'):.2f} times as long.",
     ],
     "docs/training.md": [
-        f"take {_megabytes_of_stack('FSDP', 'within a step')} within a step",
+        f"layers take {_megabytes_of_stack('FSDP', 'within a step')} more",
         f"took {TIME_OF_STACK:.1f} times as long there",
-        f"next to the {_megabytes_of_stack('FSDP', 'at rest')} of each device",
-        f"{_megabytes_of_stack('layers at once', 'within a step')} if they were",
+        f"each device holds {_megabytes_of_stack('FSDP', 'at rest')}: its shards",
+        f"at once takes {_megabytes_of_stack('layers at once', 'within a step')}",
     ],
 }
 

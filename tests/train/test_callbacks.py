@@ -156,7 +156,7 @@ def test_early_stopping_returns_the_best_state_once_patience_ends(run):
         ([1, 2, 3], {"patience": 2, "restore_best": False}, 3, 3),
         ([1, 1, 1, 1, 1, 1, 0], {}, 6, 1),
     ]:
-        callback = train.EarlyStopping("score", **options)
+        callback = train.EarlyStopping("score", **({"mode": "min"} | options))
         # It may be used for another run.
         for _ in range(2):
             result = stopped_early(run, scores, callback)
@@ -165,7 +165,9 @@ def test_early_stopping_returns_the_best_state_once_patience_ends(run):
 
 
 def test_early_stopping_says_when_and_why(run):
-    result = stopped_early(run, [3, 2, 2.5, 2.1, 1], train.EarlyStopping("score", patience=2))
+    result = stopped_early(
+        run, [3, 2, 2.5, 2.1, 1], train.EarlyStopping("score", patience=2, mode="min")
+    )
     assert result.stopped == "stopped"
     assert result.message == (
         "Stopped after step 4: score did not improve on 2, at step 2, in 2 evaluations. The state "
@@ -173,16 +175,20 @@ def test_early_stopping_says_when_and_why(run):
     )
     # At the first evaluation, and not once patience has ended.
     with pytest.warns(UserWarning, match="score is NaN after step 1, which counts as no improv"):
-        result = stopped_early(run, [math.nan] * 3, train.EarlyStopping("score", patience=2))
+        result = stopped_early(
+            run, [math.nan] * 3, train.EarlyStopping("score", patience=2, mode="min")
+        )
     assert result.message == "Stopped after step 2: score was NaN in 2 evaluations."
     for options, message in [
-        ({"mode": "least"}, 'mode must be "min" or "max", got \'least\''),
+        ({"mode": "least"}, 'pass mode="max" if a larger \'score\' is better, or mode="min" if'),
+        ({"mode": None}, "a smaller one is; got mode=None"),
         ({"patience": 0}, "patience must be an integer of at least 1"),
         ({"min_delta": -1.0}, "min_delta must be at least 0"),
         ({"min_delta": math.nan}, "min_delta must be at least 0"),
     ]:
         with pytest.raises(ValueError, match=message):
-            train.EarlyStopping("score", **options)
+            train.EarlyStopping("score", **({"mode": "min"} | options))
+    assert train.EarlyStopping("validation_loss").mode == "min"
 
 
 # --- logs ---

@@ -139,7 +139,7 @@ def test_the_best_checkpoints_are_kept(simple, tmp_path):
         (2, 2, {"keep_best": 1, "mode": "max"}, [8]),
         # After 6 steps the newest score is that of step 4. As long as there are no more than two
         # checkpoints, both stay.
-        (3, 4, {"keep_best": 2}, [12, 9]),
+        (3, 4, {"keep_best": 2, "mode": "min"}, [12, 9]),
     ]:
         scores, folder = iter([3.0, 1.0, 2.0, 4.0]), tmp_path / str(every)
         evaluate = lambda state, scores=scores: {"score": next(scores)}
@@ -154,7 +154,7 @@ def test_settings_that_do_not_fit_are_refused(simple, tmp_path):
     scores = {"evaluate": lambda state: {"score": 1.0}}
 
     def run(metric, **options):
-        best = train.Checkpoint(tmp_path, every=3, keep_best=1, metric=metric)
+        best = train.Checkpoint(tmp_path, every=3, keep_best=1, metric=metric, mode="min")
         return lambda: train.fit(*simple, stream(), num_steps=9, callbacks=[best], **options)
 
     def create(**options):
@@ -166,6 +166,7 @@ def test_settings_that_do_not_fit_are_refused(simple, tmp_path):
         (create(every=0), ValueError, "every must be an integer of at least 1"),
         (create(every=3, on_error="ignore"), ValueError, on_error),
         (create(every=3, keep_best=1), ValueError, "keep_best needs a metric"),
+        (create(every=3, keep_best=1, metric="score"), ValueError, "if a larger 'score' is better"),
         (run("score"), ValueError, "pass `evaluate` and `evaluate_every` to fit"),
         (run("score", evaluate_every=5, **scores), ValueError, "every 3 steps and evaluations ev"),
         (run("loss", evaluate_every=1, **scores), KeyError, found),
@@ -243,7 +244,7 @@ def run(state):
 
 
 def stopping(**options):
-    return train.EarlyStopping("score", **({"patience": 3} | options))
+    return train.EarlyStopping("score", **({"patience": 3, "mode": "min"} | options))
 
 
 def saving(folder, **options):

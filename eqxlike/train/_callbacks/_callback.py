@@ -116,6 +116,18 @@ def metric_of(run: Run, metric: str, taker: str) -> float:
     return run.metrics[metric]
 
 
+def mode_of(mode: str | None, metric: str, taker: str) -> Any:
+    """Returns `mode`, or `"min"` for a loss without a mode. **Raises:** `ValueError` if unclear."""
+    if mode is None and "loss" in metric:
+        return "min"
+    if mode not in ("min", "max"):
+        raise ValueError(
+            f'{taker}: pass mode="max" if a larger {metric!r} is better, or mode="min" if a '
+            f"smaller one is; got mode={mode!r}."
+        )
+    return mode
+
+
 # --- The state of callbacks in checkpoints ---
 
 

@@ -14,7 +14,7 @@ from .._checkpoints import CheckpointError, CheckpointFolder, Saving
 from .._checks import check_folder
 from .._run import Run
 from .._state import TrainState
-from ._callback import Callback, callbacks_by_name, metric_of, save_callbacks
+from ._callback import Callback, callbacks_by_name, metric_of, mode_of, save_callbacks
 
 
 class Checkpoint(Callback):
@@ -34,7 +34,8 @@ class Checkpoint(Callback):
       `None` keeps only the newest.
     - `metric`: name of a metric. Only checkpoints of steps that were evaluated can be among the
       best.
-    - `mode`: `"min"` if the smallest metric is the best, `"max"` if the largest is.
+    - `mode`: `"min"` if the smallest metric is the best, `"max"` if the largest is. Only a metric
+      with `loss` in its name has a default, `"min"`.
     - `background`: whether to write in a thread while training continues. `True` copies the state
       to the memory of the host.
     - `with_frozen`: whether to save arrays that `nn.freeze` has marked. If `False`, a resumed run
@@ -61,7 +62,7 @@ class Checkpoint(Callback):
         keep_last: int = 3,
         keep_best: int | None = None,
         metric: str | None = None,
-        mode: Literal["min", "max"] = "min",
+        mode: Literal["min", "max"] | None = None,
         background: bool = True,
         with_frozen: bool = True,
         on_error: Literal["raise", "warn"] = "raise",
@@ -71,7 +72,10 @@ class Checkpoint(Callback):
         if keep_best is not None and metric is None:
             raise ValueError("Checkpoint: keep_best needs a metric to compare: pass `metric`.")
         self.every = whole_number(every, "Checkpoint: every")
-        self.folder = CheckpointFolder(folder, keep_last=keep_last, keep_best=keep_best, mode=mode)
+        kept: Any = {"keep_last": keep_last, "keep_best": keep_best}
+        if metric is not None:
+            kept["mode"] = mode_of(mode, metric, "Checkpoint")
+        self.folder = CheckpointFolder(folder, **kept)
         self.keep_best, self.metric = keep_best, metric
         self.background, self.on_error = background, on_error
         self.with_frozen = with_frozen

@@ -9,7 +9,7 @@ from ..._check_numbers import whole_number
 from ..._traceback import stacklevel_of_user
 from .._run import Run
 from .._state import copy_arrays
-from ._callback import Callback, metric_of
+from ._callback import Callback, metric_of, mode_of
 
 
 class EarlyStopping(Callback):
@@ -19,7 +19,8 @@ class EarlyStopping(Callback):
 
     - `metric`: name of a metric that `evaluate` returns.
     - `patience`: training ends after this many evaluations in a row without an improvement.
-    - `mode`: `"min"` if the smallest metric is the best, `"max"` if the largest is.
+    - `mode`: `"min"` if the smallest metric is the best, `"max"` if the largest is. Only a metric
+      with `loss` in its name has a default, `"min"`.
     - `min_delta`: an improvement counts only if the metric improves by more than this number.
     - `restore_best`: whether `fit` returns the best state instead of the last state. `True` keeps a
       copy of the best state in memory.
@@ -29,7 +30,7 @@ class EarlyStopping(Callback):
     Checkpoints save the best state too. A resumed run ends at the same step as an uninterrupted
     run. If early stopping had already ended the run, the resumed run ends at once.
 
-    **Raises:** `ValueError` if `mode` is neither `"min"` nor `"max"`, if `patience` is not a
+    **Raises:** `ValueError` if `mode` is missing or unknown, if `patience` is not a
     positive integer, or if `min_delta` is negative. When training starts, `ValueError` if `fit` has
     no evaluations. `KeyError` at the first evaluation that does not return the metric.
 
@@ -42,15 +43,14 @@ class EarlyStopping(Callback):
         metric: str,
         *,
         patience: int = 5,
-        mode: Literal["min", "max"] = "min",
+        mode: Literal["min", "max"] | None = None,
         min_delta: float = 0.0,
         restore_best: bool = True,
     ) -> None:
-        if mode not in ("min", "max"):
-            raise ValueError(f'EarlyStopping: mode must be "min" or "max", got {mode!r}.')
         if not min_delta >= 0:
             raise ValueError(f"EarlyStopping: min_delta must be at least 0, got {min_delta!r}.")
-        self.metric, self.mode, self.min_delta = metric, mode, min_delta
+        self.metric, self.min_delta = metric, min_delta
+        self.mode = mode_of(mode, metric, "EarlyStopping")
         self.patience = whole_number(patience, "EarlyStopping: patience")
         self.restore_best = restore_best
         self._reset()

@@ -60,7 +60,7 @@ def fit(
     - `batches`: an iterable, for example `minibatches(...)` or a PyTorch `DataLoader`. Tensors of
       other libraries and lists of numbers become arrays. But if the step is not compiled, it gets
       the batches unchanged. Training ends when the batches end; see `repeat`.
-    - `num_steps`: total number of steps, at least 1. In a resumed run, the steps of the earlier run
+    - `num_steps`: number of steps, at least 1. With `resume_from`, the steps of the earlier run
       count too. For several epochs, pass the number of epochs times the batches of an epoch.
     - `steps_per_call`: number of steps in one call. A call is a compiled loop over stacked batches.
       If steps are small, several steps per call are much cheaper, because the overhead of a call

@@ -131,6 +131,8 @@ def test_shardings_that_do_not_fit_are_an_error():
     ):
         with pytest.raises(ValueError, match=message):
             filter_jit(lambda x: (x, x), **options)(ONES)
+    with pytest.raises(ValueError, match="in_shardings"):
+        filter_jit(lambda x, y: x, in_shardings=({"a": SPLIT}, None))(ONES, ONES)
 
 
 def test_out_shardings_are_a_prefix_of_the_output():
