@@ -123,46 +123,30 @@ def test_rank_is_computed_with_the_decimal_level():
     np.testing.assert_allclose(quantile, 10, rtol=1e-6)
 
 
-ZEROS, THIRDS = np.zeros(5), np.full((5, 3), 1 / 3)
-CAUCHY = bayes.Mixture(dist.Cauchy(np.zeros((1, 50)), 1.0))
-intervals, sets = bayes.conformal_intervals, bayes.conformal_sets
-WRONG_VALUES = [
-    *[
-        (lambda n=n: intervals(normal(ZEROS), ZEROS, level=n), r"level must lie in \(0, 1\)")
-        for n in (0, 1, 90)
-    ],
-    *[
-        (
-            lambda shape=shape: intervals(normal(ZEROS), np.zeros(shape), level=0.5),
-            r"y and prediction of the same shape \(N,\)",
-        )
-        for shape in ((5, 1), (4,), ())
-    ],
-    (
-        lambda: intervals(CAUCHY, np.zeros(50), score="normalised"),
-        '50 of 50 are not finite; score="quantile" needs no',
-    ),
-    (
-        lambda: sets(categorical(THIRDS), np.arange(5), level=0.5),
-        "labels from 0 to 2, got labels from 0 to 4",
-    ),
-    (
-        lambda: intervals(normal(ZEROS), ZEROS, level=0.5, score="mean"),
-        'score must be "normalised" or "quantile", got \'mean\'',
-    ),
-    (
-        lambda: sets(categorical(THIRDS), np.zeros(5, int), level=0.5, score="aps"),
-        'score must be "probability" or "adaptive", got \'aps\'',
-    ),
+ZEROS, CAUCHY = np.zeros(5), bayes.Mixture(dist.Cauchy(np.zeros((1, 50)), 1.0))
+SHAPES = r"y and prediction of the same shape \(N,\)"
+WRONG_INTERVALS = [
+    *[(normal(ZEROS), ZEROS, {"level": n}, r"level must lie in \(0, 1\)") for n in (0, 1, 90)],
+    *[(normal(ZEROS), np.zeros(n), {"level": 0.5}, SHAPES) for n in ((5, 1), (4,), ())],
+    (CAUCHY, np.zeros(50), {"score": "normalised"}, '50 of 50 are .*; score="quantile" needs no'),
+    (normal(ZEROS), ZEROS, {"score": "mean"}, '"normalised" or "quantile", got \'mean\''),
 ]
-WRONG_TYPES = [
-    (lambda: sets(np.ones((9, 2)), ZEROS), r"CategoricalMixture, got .*Mixture\(logits\[None\]\)"),
-    (lambda: intervals(np.ones(9), ZEROS), r"Mixture, got .*Normal\(mean\[None\], scale\)"),
+WRONG_SETS = [
+    (np.arange(5), {"level": 0.5}, "labels from 0 to 2, got labels from 0 to 4"),
+    (np.zeros(5, int), {"score": "aps"}, 'must be "probability" or "adaptive", got \'aps\''),
 ]
 
 
-@pytest.mark.parametrize(("error", "cases"), [(ValueError, WRONG_VALUES), (TypeError, WRONG_TYPES)])
-def test_bad_input_is_refused(error, cases):
-    for call, words in cases:
-        with pytest.raises(error, match=words):
-            call()
+def test_bad_input_is_refused():
+    for prediction, y, options, words in WRONG_INTERVALS:
+        with pytest.raises(ValueError, match=words):
+            bayes.conformal_intervals(prediction, y, **options)
+    for labels, options, words in WRONG_SETS:
+        with pytest.raises(ValueError, match=words):
+            bayes.conformal_sets(categorical(np.full((5, 3), 1 / 3)), labels, **options)
+    message = r"sets expects a bayes\.CategoricalMixture, got .*Mixture\(logits\[None\]\)"
+    with pytest.raises(TypeError, match=message):
+        bayes.conformal_sets(np.ones((9, 2)), np.ones(9, int))
+    message = r"intervals expects a bayes\.Mixture, got .*Normal\(mean\[None\], scale\)"
+    with pytest.raises(TypeError, match=message):
+        bayes.conformal_intervals(np.ones(9), np.ones(9))
