@@ -196,8 +196,10 @@ def create_vprim(
     primitive.def_impl(impl)
     primitive.def_abstract_eval(abstract_eval)
     mlir.register_lowering(primitive, mlir.lower_fun(impl, multiple_results=True))
-    ad.primitive_jvps[primitive] = jvp
-    ad.primitive_transposes[primitive] = transpose
+    if jvp is not None:
+        ad.primitive_jvps[primitive] = jvp
+    if transpose is not None:
+        ad.primitive_transposes[primitive] = transpose
 
     def rules(**params: Any) -> _Rules:
         every = (impl, abstract_eval, jvp or missing, transpose or missing)
