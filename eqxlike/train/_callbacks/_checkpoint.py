@@ -69,13 +69,14 @@ class Checkpoint(Callback):
     ) -> None:
         if on_error not in ("raise", "warn"):
             raise ValueError(f'Checkpoint: on_error must be "raise" or "warn", got {on_error!r}.')
-        if keep_best is not None and metric is None:
-            raise ValueError("Checkpoint: keep_best needs a metric to compare: pass `metric`.")
+        if keep_best is not None:
+            if metric is None:
+                raise ValueError("Checkpoint: keep_best needs a metric to compare: pass `metric`.")
+            mode = mode_of(mode, metric, "Checkpoint")
         self.every = whole_number(every, "Checkpoint: every")
-        kept: Any = {"keep_last": keep_last, "keep_best": keep_best}
-        if metric is not None:
-            kept["mode"] = mode_of(mode, metric, "Checkpoint")
-        self.folder = CheckpointFolder(folder, **kept)
+        self.folder = CheckpointFolder(
+            folder, keep_last=keep_last, keep_best=keep_best, mode=mode or "min"
+        )
         self.keep_best, self.metric = keep_best, metric
         self.background, self.on_error = background, on_error
         self.with_frozen = with_frozen
