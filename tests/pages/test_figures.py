@@ -165,7 +165,7 @@ QUOTED = {
     ],
     "docs/training.md": [
         f"layers take {_megabytes_of_stack('FSDP', 'within a step')} more",
-        f"took {TIME_OF_STACK:.1f} times as long there",
+        f"took {TIME_OF_STACK:.1f} times as long as",
         f"each device holds {_megabytes_of_stack('FSDP', 'at rest')}: its shards",
         f"at once takes {_megabytes_of_stack('layers at once', 'within a step')}",
     ],
