@@ -176,11 +176,10 @@ def test_types_stay():
         ]
 
 
-# Compiling the formulas takes most of the time: some of them in each dtype but float32.
-@pytest.mark.parametrize(("dtype", "every"), [("float32", 1), ("float64", 3), ("float16", 2)])
-def test_no_formula_gets_worse(dtype, every):
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
+def test_no_formula_gets_worse(dtype):
     with jax.enable_x64(dtype == "float64"):
-        found = list(stable_maths.errors(FORMULAS[::every], dtype, 30))
+        found = list(stable_maths.errors(FORMULAS, dtype, 30))
     for name, of, before, after, ratio in found:
         assert after <= max(before, 4), f"{name}: {of}, {before} ulp before, {after} after"
         # Nor at any input: an error below 4 ulp may be luck, and becomes at most 64 ulp.
