@@ -146,6 +146,16 @@ def test_batch_is_a_loop_with_finite_gradients_and_layers_are_built_under_vmap(c
     assert {leaf.dtype for leaf in arrays} <= {jnp.dtype(jnp.bfloat16)}
 
 
+# Without `jit` many small programs compile.
+@pytest.mark.parametrize("name", ["MultiheadAttention", "BayesianLinear", "BatchNorm"])
+def test_jit_computes_the_same_as_eager_calls(name, getkey):
+    case, key = CASES[name], getkey()
+    layer, xs = build(case), inputs(case)
+    eager = call(case, layer, xs, key)
+    jitted = eqx.filter_jit(functools.partial(call, case))(layer, xs, jr.clone(key))
+    np.testing.assert_allclose(jitted, eager, rtol=1e-5, atol=1e-6)
+
+
 def test_layer_is_restored_from_a_file_and_from_inference_mode(case):
     layer, file = build(case), io.BytesIO()
     eqx.tree_serialise_leaves(file, layer)
