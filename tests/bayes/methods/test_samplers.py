@@ -233,7 +233,10 @@ def stochastic(method, **settings):
     return posterior.records["draw"][:, 0], covariance, posterior.diagnostics.broadening
 
 
-@pytest.mark.parametrize(("method", "batch_size"), [(SGLD, 10), (SGHMC, 5)])
+SLOW = dataclasses.replace(SGHMC, step_size=0.001, num_warmup=300)
+
+
+@pytest.mark.parametrize(("method", "batch_size"), [(SGLD, 10), (SGHMC, 5), (SLOW, 1)])
 def test_minibatches_leave_the_variance_unchanged(method, batch_size):
     draws, covariance, broadening = stochastic(method, batch_size=batch_size)
     assert broadening < 1.05
