@@ -147,7 +147,7 @@ def test_batches_continue_at_a_position(name):
     )
 
 
-@pytest.mark.parametrize("name", ["loader", "state of the iterator", "iterator"])
+@pytest.mark.parametrize("name", SOURCES)
 def test_a_resumed_run_continues_with_the_next_batches(name, tmp_path):
     optimiser = optax.sgd(0.1)
     simple = make_state(optimiser), make_step(optimiser)
