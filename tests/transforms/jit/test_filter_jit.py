@@ -204,6 +204,16 @@ def test_options_reach_jax():
     with pytest.raises(Exception, match="no_such_option"):
         filter_jit(double, compiler_options={"no_such_option": 1})(X)
 
+    def parameters(jit, inline):
+        # JAX inlines the function in the outer program, or sets a parameter of the equation.
+        jaxpr = jax.make_jaxpr(jit(lambda x: x + 1, inline=inline))(X)
+        return [(each.primitive.name, each.params.get("inline")) for each in jaxpr.eqns]
+
+    assert parameters(filter_jit, True) == parameters(jax.jit, True)
+    assert parameters(filter_jit, True) != parameters(filter_jit, False)
+    jitted = filter_jit(double, compiler_options={"xla_cpu_enable_fast_math": True})
+    assert equal(jitted(X), 2 * X)
+
 
 def test_callable_outlives_an_equal_one():
     jitted = filter_jit(functools.partial(PlainCallable(2.0)))
