@@ -114,6 +114,33 @@ def test_closures_and_their_arrays_die_after_use():
     assert reference() is None
 
 
+def test_many_wrappers_models_and_closures_leave_nothing():
+    x = jnp.ones(2)
+    first, same = filter_jit(lambda pair: pair.left), filter_jit(lambda pair: pair)
+    call, ignore = filter_jit(lambda closure, x: x), filter_jit(lambda model, x: x)
+
+    def use():
+        filter_jit(make_closure())
+        filter_jit(Calls(x, jnp.sum))(x)
+        filter_jit(lambda x: x)(x)
+        first(Pair(x, (x, "a")))
+        same(Pair([x], {"a": "b"}))
+        call(lambda: x, x)
+        ignore(Calls(x, lambda x: x), x)
+        fail_with(lambda x: x, x)
+
+    def count(number):
+        for _ in range(number):
+            use()
+        collect()
+        return len(gc.get_objects())
+
+    # Without `jit`, so that no call compiles. All else is the same.
+    with jax.disable_jit():
+        before = count(20)
+        assert count(60) - before < 40
+
+
 def test_dead_functions_leave_no_structures_and_no_source():
     def use():
         filter_jit(lambda x: (Pair(x + 1, mode=object()), 1), donate="all")(jnp.ones(2))
@@ -164,6 +191,24 @@ def test_cache_is_bounded_for_any_names_of_arguments(monkeypatch):
         del names, name
         collect()
         assert sum(reference() is not None for reference in references) <= 4 + 2
+
+
+def test_clear_caches_drops_the_programs_of_a_closure():
+    traces = []
+
+    @filter_jit
+    def call(function, x):
+        traces.append(None)
+        return function(x)
+
+    def double(x):
+        return 2 * x
+
+    for num_traces in (1, 2):
+        call(double, jnp.ones(2))
+        call(double, jnp.ones(2))
+        assert len(traces) == num_traces
+        clear_caches()
 
 
 def test_clear_caches_frees_arguments_and_objects_of_compiled_methods():
