@@ -99,7 +99,7 @@ def stack(*layers):
 
 
 def differing(first, second):
-    """Stacks layers, the last of which holds `second` in place of `first`."""
+    """Stacks layers. The last layer holds `second` in place of `first`."""
     nested = [nn.Sequential([nn.Identity(), layer]) for layer in (first, first, second)]
     return stack(*nested)
 

@@ -1,4 +1,4 @@
-"""Enumerations compared with those of Equinox, then the differences."""
+"""Enumerations compared with Equinox, then the differences."""
 
 import builtins
 import re
