@@ -2,7 +2,6 @@
 
 import typing as _typing
 
-from ._first_use import on_first_use as _on_first_use
 from ._module import AbstractClassVar as AbstractClassVar
 from ._module import AbstractVar as AbstractVar
 from ._module import Module as Module
@@ -11,6 +10,7 @@ from ._module import StrictConfig as StrictConfig
 from ._module import field as field
 from ._module import module_update_wrapper as module_update_wrapper
 from ._module import static_field as static_field
+from ._names import on_first_use as _on_first_use
 from ._partition import PartitionError as PartitionError
 from ._partition import checking_partitions as checking_partitions
 from ._pytree import apply_updates as apply_updates
@@ -31,7 +31,7 @@ from ._pytree import tree_flatten_one_level as tree_flatten_one_level
 from ._pytree import tree_pformat as tree_pformat
 from ._pytree import tree_pprint as tree_pprint
 from ._pytree import tree_serialise_leaves as tree_serialise_leaves
-from ._transfers import transfers as transfers
+from ._traceback import transfers as transfers
 from ._transforms import Enumeration as Enumeration
 from ._transforms import EquinoxRuntimeError as EquinoxRuntimeError
 from ._transforms import EquinoxTracetimeError as EquinoxTracetimeError

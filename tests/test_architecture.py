@@ -24,9 +24,9 @@ EXTRAS = {
 
 HOW_NAMES_WAIT = (
     "import typing as _typing",
-    "from ._first_use import on_first_use as _on_first_use",
-    "from .._moved import former_names as _former_names",
-    "from ..._moved import former_names as _former_names",
+    "from ._names import on_first_use as _on_first_use",
+    "from .._names import former_names as _former_names",
+    "from ..._names import former_names as _former_names",
     # A type checker that sees the function accepts any name.
     "if not _typing.TYPE_CHECKING:\n    __getattr__ = _former_names(__name__)",
 )
@@ -134,7 +134,7 @@ def test_extras_are_exactly_the_imported_packages():
 
 WAITING = """
 import typing as _typing
-from ._first_use import on_first_use as _on_first_use
+from ._names import on_first_use as _on_first_use
 if _typing.TYPE_CHECKING:
     from . import nn as nn, train as train
     from .nn import tree_inference as tree_inference

@@ -2,7 +2,7 @@
 
 import typing as _typing
 
-from .._moved import former_names as _former_names
+from .._names import former_names as _former_names
 from ._compare import Comparison as Comparison
 from ._compare import ComparisonRow as ComparisonRow
 from ._compare import compare as compare

@@ -2,7 +2,7 @@
 
 import typing as _typing
 
-from .._moved import former_names as _former_names
+from .._names import former_names as _former_names
 from . import rules as rules
 from ._report import Report as Report
 from ._report import report as report

@@ -18,8 +18,8 @@ from jaxtyping import Array, Bool, Int, PyTree
 
 from .._check_numbers import real_number, whole_number
 from .._module import Module, field
-from .._progress import DISPLAYS, Lines, is_installed
 from .._pytree import describe_node, is_array_like
+from .._runs import DISPLAYS, Lines, is_installed
 from ._body import take_arrays
 from ._flat._batched import unvmap_any, unvmap_max
 

@@ -2,7 +2,7 @@
 
 import typing as _typing
 
-from .._moved import former_names as _former_names
+from .._names import former_names as _former_names
 from ._attention import MultiheadAttention as MultiheadAttention
 from ._batch_norm import BatchNorm as BatchNorm
 from ._bayesian._gaussian_layer import BayesianLayer as BayesianLayer

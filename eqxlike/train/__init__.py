@@ -23,7 +23,7 @@ Modules for the loop of eqxlike, `fit`:
 
 import typing as _typing
 
-from .._moved import former_names as _former_names
+from .._names import former_names as _former_names
 from . import metrics as metrics
 from ._batches import Prefetch as Prefetch
 from ._batches import minibatches as minibatches

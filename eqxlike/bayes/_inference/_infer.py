@@ -24,8 +24,7 @@ from ... import filter_eval_shape, filter_jit, tree_at
 from ..._check_numbers import hint_to_call, positive_number, whole_number
 from ..._compat import Tracer
 from ..._dtypes import is_key
-from ..._interrupt import delayed_interrupt
-from ..._progress import run_progress
+from ..._runs import delayed_interrupt, run_progress
 from ..._traceback import stacklevel_of_user
 from ...ad import Mode
 from .._libraries import ONCE_AND_BRIEFLY, as_libraries_compute

@@ -2,7 +2,7 @@
 
 import typing as _typing
 
-from ..._moved import former_names as _former_names
+from ..._names import former_names as _former_names
 from ._classes import CalibrationBins as CalibrationBins
 from ._classes import accuracy as accuracy
 from ._classes import brier as brier

@@ -7,7 +7,7 @@ pyplot does not manage a new figure: save the figure by `axes.figure.savefig("fi
 
 import typing as _typing
 
-from ..._moved import former_names as _former_names
+from ..._names import former_names as _former_names
 from ._bands import bands as bands
 from ._calibration import coverage as coverage
 from ._calibration import reliability as reliability

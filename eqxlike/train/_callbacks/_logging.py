@@ -13,7 +13,7 @@ from typing import Any, TextIO
 import jax
 
 from ..._check_numbers import positive_number
-from ..._progress import OnStep, run_progress
+from ..._runs import OnStep, run_progress
 from .._checks import importing
 from .._run import Run
 from ._callback import Callback

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from ... import tree_at
 from ..._check_numbers import whole_number
-from ..._interrupt import Interrupt, delayed_interrupt
+from ..._runs import Interrupt, delayed_interrupt
 from ...extend import JitFunction, deleted_paths, listed
 from .._callbacks import Callback, Resumed, newest_in
 from .._checks import check_callable, check_not_deleted, check_takes

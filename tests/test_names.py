@@ -6,12 +6,12 @@ import re
 import pytest
 
 import eqxlike
-from eqxlike import _moved
+from eqxlike import _names
 
 
 def test_renamed_name_warns_and_gives_the_new_object(monkeypatch):
-    monkeypatch.setitem(_moved.RENAMED, "eqxlike.train.old_name", "eqxlike.nn.Linear")
-    for old, new in _moved.RENAMED.items():
+    monkeypatch.setitem(_names.RENAMED, "eqxlike.train.old_name", "eqxlike.nn.Linear")
+    for old, new in _names.RENAMED.items():
         package, _, name = old.rpartition(".")
         new_package, _, new_name = new.rpartition(".")
         with pytest.warns(DeprecationWarning, match=re.escape(new)):
@@ -19,10 +19,10 @@ def test_renamed_name_warns_and_gives_the_new_object(monkeypatch):
         assert found is getattr(importlib.import_module(new_package), new_name)
 
 
-@pytest.mark.parametrize("old", sorted(_moved.REMOVED))
+@pytest.mark.parametrize("old", sorted(_names.REMOVED))
 def test_error_of_a_removed_name_names_the_replacement(old):
     package, _, name = old.rpartition(".")
-    with pytest.raises(AttributeError, match=re.escape(_moved.REMOVED[old])):
+    with pytest.raises(AttributeError, match=re.escape(_names.REMOVED[old])):
         getattr(importlib.import_module(package), name)
 
 
@@ -32,6 +32,6 @@ def test_unknown_name_is_an_attribute_error():
 
 
 def test_names_of_pytorch_say_what_to_use():
-    for name, hint in _moved.OF_PYTORCH.items():
+    for name, hint in _names.OF_PYTORCH.items():
         with pytest.raises(AttributeError, match=re.escape(hint)):
             getattr(eqxlike.nn, name)
