@@ -8,7 +8,7 @@ def test_change_of_a_part_runs_the_tests_of_the_parts_that_import_it():
     assert "graph" in found
     assert not {"nn", "train", "transforms"} & found
     assert {"bayes", "internal", "nn"} <= folders_to_run(["eqxlike/nn/_linear.py"])
-    assert "ship" in folders_to_run(["eqxlike/_pytree/_filters.py"])
+    assert "ship" in folders_to_run(["eqxlike/_pytree/_updates.py"])
 
 
 def test_change_of_tests_runs_their_folders_and_a_shared_file_runs_all():

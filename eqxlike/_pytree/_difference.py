@@ -68,17 +68,13 @@ def find_difference(
     # If two nodes have the same type and keys, but different metadata, look for a difference in
     # their children first. Such a difference, for example between the shapes of two arrays, is more
     # useful.
-    if has_same_treedef or _are_alike(first, second, children, others):
+    keys, other_keys = ([key for key, _ in each] for each in (children, others))
+    has_same_name = type(first).__qualname__ == type(second).__qualname__
+    if has_same_treedef or (keys and keys == other_keys and has_same_name):
         for (key, child), (_, other) in zip(children, others, strict=True):
             if found := find_difference(child, other, fits):
                 return found._replace(path=(key, *found.path))
     return None if has_same_treedef else Difference((), first, second)
-
-
-def _are_alike(first: Any, second: Any, children: list[Any], others: list[Any]) -> bool:
-    names = [type(node).__qualname__ for node in (first, second)]
-    keys = [[key for key, _ in each] for each in (children, others)]
-    return names[0] == names[1] and keys[0] == keys[1] and len(keys[0]) > 0
 
 
 def same_shape_and_dtype(first: Any, second: Any) -> bool | None:
@@ -111,7 +107,10 @@ def _describe_against(node: Any, other: Any) -> str:
     text = describe_node(node)
     if type(node) is not type(other) or text != describe_node(other):
         return text
-    statics = [f"{name}={value!r}" for name, value in _differing_statics(node, other)]
+    fields = dataclasses.fields(node) if dataclasses.is_dataclass(node) else ()
+    names = [field.name for field in fields if field.metadata.get("static")]
+    values = [(name, getattr(node, name, None), getattr(other, name, None)) for name in names]
+    statics = [f"{name}={value!r}" for name, value, others in values if _differ(value, others)]
     if statics:
         return f"{text} with {', '.join(statics)}"
     (children, treedef), (others, other_treedef) = map(flatten_one_level_with_keys, (node, other))
@@ -119,15 +118,6 @@ def _describe_against(node: Any, other: Any) -> str:
         return f"{text} with {len(children)} {'child' if len(children) == 1 else 'children'}"
     metadata, other_metadata = treedef.node_data()[1], other_treedef.node_data()[1]
     return f"{text} with the metadata {metadata!r}" if _differ(metadata, other_metadata) else text
-
-
-def _differing_statics(node: Any, other: Any) -> list[tuple[str, Any]]:
-    """Names and values of the static fields of `node` that differ from the fields of `other`."""
-    if not dataclasses.is_dataclass(node):
-        return []
-    names = [field.name for field in dataclasses.fields(node) if field.metadata.get("static")]
-    values = [(name, getattr(node, name, None)) for name in names]
-    return [(name, value) for name, value in values if _differ(value, getattr(other, name, None))]
 
 
 def _differ(value: Any, other: Any) -> bool:
@@ -174,25 +164,19 @@ def flatten_one_level_with_keys(node: Any) -> tuple[list[tuple[Any, Any]], Any]:
     A leaf has no children. A node may be its own child.
     """
     # JAX has a function of the same name, but in jax 0.10.2 it returns the same key for all fields
-    # of a namedtuple.
-    paths_and_children, treedef = jtu.tree_flatten_with_path(node, is_leaf=_is_below_root())
+    # of a namedtuple. Here, JAX calls `is_leaf` for the root first, and then for the children. So
+    # `is_leaf` counts its calls: with `lambda child: child is not node`, flattening a list that
+    # contains itself would never end.
+    calls = itertools.count()
+    paths_and_children, treedef = jtu.tree_flatten_with_path(
+        node, is_leaf=lambda _: next(calls) > 0
+    )
     return [(path[0], child) for path, child in paths_and_children if path], treedef
 
 
 def children_with_keys(node: Any) -> list[tuple[Any, Any]]:
     """The children of `node`, each with its path key; empty for a leaf."""
     return [] if jtu.all_leaves([node]) else flatten_one_level_with_keys(node)[0]
-
-
-def _is_below_root() -> Callable[[Any], bool]:
-    """Makes an `is_leaf` that returns `False` for the root and `True` for each of its children.
-
-    JAX calls `is_leaf` for the root first. So the returned function counts its calls: only the
-    first call returns `False`. The function can be used for only one flattening. With `lambda node:
-    node is not root`, flattening a list that contains itself would never end.
-    """
-    calls = itertools.count()
-    return lambda _: next(calls) > 0
 
 
 def walk(pytree: PyTree, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
@@ -274,12 +258,7 @@ def tree_check(pytree: PyTree) -> None:
     _check(pytree, (), {}, {})
 
 
-Path = tuple[Any, ...]
-
-
-def _check(
-    node: Any, path: Path, above: dict[int, Path], finished: dict[int, tuple[Path, Any]]
-) -> None:
+def _check(node: Any, path: tuple[Any, ...], above: dict, finished: dict) -> None:
     """Checks the subtree of `node`.
 
     `above` maps the `id` of each ancestor to its path. `finished` maps the `id` of each node that

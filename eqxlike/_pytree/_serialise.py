@@ -228,14 +228,13 @@ def tree_deserialise_leaves(
     """
     leaves, treedef = _with_functions(filter_spec, like, "like", is_leaf)
     found = []
-    is_whole = _is_path(path_or_file)
     with _opened(path_or_file, "read") as file:
         for path, leaf in leaves:
             with _naming(path, f"could not be read as {_expected(leaf.value)}"):
                 value = leaf.function(file, leaf.value)
             _check_alike(path, leaf.value, value)
             found.append(value)
-        if is_whole and file.read(1):
+        if isinstance(path_or_file, str | os.PathLike) and file.read(1):
             raise RuntimeError(
                 f"{path_or_file} continues after the last leaf of `like`. To read the first of "
                 "several trees in one file, pass an open file instead of its path."
@@ -273,14 +272,10 @@ def _with_functions(
     return [(f"tree{jtu.keystr(path)}", leaf) for path, leaf in leaves], treedef
 
 
-def _is_path(path_or_file: Any) -> bool:
-    return isinstance(path_or_file, str | os.PathLike)
-
-
 @contextlib.contextmanager
 def _opened(path_or_file: Any, method: str) -> Iterator[Any]:
     """Opens the file at a path to `read` or `write`; an open file is yielded as it is."""
-    if _is_path(path_or_file):
+    if isinstance(path_or_file, str | os.PathLike):
         path = pathlib.Path(path_or_file)
         if not path.suffix and path.name:
             path = path.with_name(f"{path.name}.eqx")

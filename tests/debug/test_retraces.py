@@ -56,7 +56,7 @@ class Rude:
 
     def __getattribute__(self, name):
         file = sys._getframe(1).f_code.co_filename
-        if name == "depth" and ("_traces" in file or file.endswith("_fingerprint.py")):
+        if name == "depth" and ("_traces" in file or file.endswith("_text.py")):
             raise RuntimeError("no")
         return object.__getattribute__(self, name)
 
