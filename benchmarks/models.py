@@ -47,7 +47,7 @@ from benchmarks.model_steps import (
     Network,
 )
 from benchmarks.timing import Measurement, Samples, measure, round_orders, summarise
-from eqxlike.train._callbacks._logging import _PEAKS
+from eqxlike.train._logging import _PEAKS
 
 NAME = "benchmarks.models"
 ROUNDS = command.Rounds(default=15, quick=3)

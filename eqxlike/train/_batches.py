@@ -17,7 +17,7 @@ import numpy as np
 from .. import is_array
 from .._check_numbers import whole_number
 from ..extend import listed, paths_without_numbers
-from ._as_arrays import as_arrays
+from ._checks import as_arrays
 from ._sharding import Sharding, place_batch
 
 Arrays = TypeVar("Arrays")

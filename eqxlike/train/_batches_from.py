@@ -16,8 +16,7 @@ from .. import tree_pformat
 from .._check_numbers import whole_number
 from .._traceback import stacklevel_of_user
 from ..extend import listed, paths_without_numbers
-from ._as_arrays import as_arrays
-from ._checks import check_callable
+from ._checks import as_arrays, check_callable
 
 Source = Iterable[Any] | Callable[[], Iterable[Any]]
 

@@ -1,99 +1,20 @@
-"""Checks of the arguments of training functions, with errors that name a remedy."""
+"""Checks of arguments, with errors that name a remedy, and conversion of batches to arrays."""
 
 import contextlib
+import functools
 import inspect
 import os
-import traceback
-import warnings
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
-import optax
+import numpy as np
 from jaxtyping import PyTree
 
-from .. import Module, filter, is_array, is_inexact_array, tree_pformat
-from .._check_numbers import hint_to_call
-from .._dtypes import is_key
-from .._traceback import stacklevel_of_user
-from ..extend import deleted_paths, find_difference, flag_frozen, listed, paths_without_numbers
-
-
-def check_model(model: Any) -> None:
-    """Raises `TypeError` if a model is a class, or has an array that does not contain numbers."""
-    if isinstance(model, type):
-        raise TypeError(f"TrainState.create expected a model, got {model!r}{hint_to_call(model)}.")
-    if paths := paths_without_numbers(model, "model"):
-        raise TypeError(
-            f"TrainState.create expected the model's arrays to hold numbers; got {listed(paths)}. "
-            "Keep these values as a tuple in a static field."
-        )
-
-
-def check_trainable(model: PyTree, *, is_state_kept: bool) -> None:
-    """Checks that a model has an array to train.
-
-    With `is_state_kept=True` this function only warns, because steps still change `model_state`.
-
-    **Raises:** `ValueError` if the model has no array to train. `TypeError` for
-    `optax.LookaheadParams`.
-    """
-    if isinstance(model, optax.LookaheadParams):
-        raise TypeError(
-            "make_step expected the state of a model, got the state of optax.LookaheadParams. Pass "
-            "the model to TrainState.create: `state.optimiser_state.slow` has the slow parameters."
-        )
-    if jtu.tree_leaves(filter(model, is_inexact_array)):
-        return
-    leaves = zip(jtu.tree_leaves_with_path(model), flag_frozen(model), strict=True)
-    reasons = [
-        f"model{jtu.keystr(path)} is "
-        + ("frozen" if is_frozen else str(getattr(leaf, "dtype", f"the number {leaf!r}")))
-        for (path, leaf), is_frozen in leaves
-        if is_array(leaf) or type(leaf) in (int, float, complex)
-    ]
-    found = listed(reasons) or f"the model, {tree_pformat(model)}, has no arrays"
-    message = (
-        f"make_step has nothing to train: {found}. It trains the floating-point and complex arrays "
-        "that are not frozen."
-    )
-    if not is_state_kept:
-        raise ValueError(message)
-    warnings.warn(f"{message} It changes only the model_state.", stacklevel=stacklevel_of_user())
-
-
-def warn_of_ties(model: PyTree) -> None:
-    """Warns if one trainable array is at several places of a model.
-
-    Each place has its own copy of the array, and training changes each copy differently. There is
-    no warning for scalars, because one scalar may be the initial value of several parameters.
-    """
-    model = model.fast if isinstance(model, optax.LookaheadParams) else model
-    paths: dict[int, list[str]] = {}
-    for path, leaf in jtu.tree_leaves_with_path(filter(model, is_inexact_array)):
-        if leaf.ndim > 0:
-            paths.setdefault(id(leaf), []).append(f"model{jtu.keystr(path)}")
-    if tied := [" = ".join(places) for places in paths.values() if len(places) > 1]:
-        warnings.warn(
-            f"TrainState.create got one array at several places: {listed(tied)}. Each place is "
-            "trained separately, so the arrays diverge. Tie them with `nn.Shared`, or copy the "
-            "array for each place.",
-            stacklevel=3,
-        )
-
-
-def check_key(key: Any, taker: str) -> None:
-    """Raises `TypeError` if `key` is not a key of `jax.random`, `ValueError` for several keys."""
-    is_typed = is_array(key) and is_key(key)
-    if not is_typed and not (is_array(key) and key.dtype == jnp.uint32):
-        raise TypeError(f"{taker} expected a key, such as `jax.random.key(0)`; got {key!r}.")
-    if is_typed and key.shape != ():
-        raise ValueError(
-            f"{taker} expected one key, of shape (); got keys of shape {key.shape}. Pass one of "
-            "them, such as `keys[0]`."
-        )
+from .. import tree_pformat
+from ..extend import deleted_paths, listed
 
 
 def check_callable(value: Any, call: str, taker: str = "fit") -> None:
@@ -142,15 +63,6 @@ def check_folder(folder: Any, name: str) -> None:
         raise NotADirectoryError(f"{expected}, but {os.fspath(folder)!r} is a file.")
 
 
-def check_optimiser(optimiser: Any, taker: str) -> None:
-    """Raises `TypeError` if `optimiser` is not an optimiser but, for example, `optax.adam`."""
-    if not (callable(getattr(optimiser, "init", None)) and hasattr(optimiser, "update")):
-        raise TypeError(
-            f"{taker} expected the optimiser to be an optax.GradientTransformation, such as "
-            f"`optax.adam(1e-3)`; got {optimiser!r}{hint_to_call(optimiser)}."
-        )
-
-
 def check_not_deleted(tree: PyTree, name: str, taker: str) -> None:
     """Raises `RuntimeError` if arrays of `tree` were donated. JAX would notice the donation only
     later.
@@ -165,67 +77,117 @@ def check_not_deleted(tree: PyTree, name: str, taker: str) -> None:
         )
 
 
-class WithSlow(NamedTuple):
-    """The state of an optimiser that contains an `optax.lookahead`, and the slow parameters."""
-
-    optimiser_state: optax.OptState
-    slow: PyTree
+# --- Conversion of batches to arrays ---
 
 
-def initial_state(optimiser: optax.GradientTransformation, parameters: PyTree) -> optax.OptState:
-    """The initial state of `optimiser`."""
-    # Optax relies on dtype promotion: for example, schedules compare their count with floats. So
-    # allow promotion here, even if the user has set it to strict for the model.
-    with jax.numpy_dtype_promotion("standard"):
-        try:
-            state = optimiser.init(parameters)
-        except Exception as error:
-            for frame, _ in traceback.walk_tb(error.__traceback__):
-                module = frame.f_locals.get("self")
-                if isinstance(module, Module) and "call" in frame.f_code.co_name:
-                    raise TypeError(
-                        f"The optimiser called a {type(module).__name__}. Optax calls the labels "
-                        "of `optax.partition` if they are callable, like this Module: pass "
-                        "`lambda _: labels` instead."
-                    ) from error
-            raise
+_ARRAYS = jax.Array | np.ndarray | np.generic
+_NUMBERS = bool | int | float | complex | np.generic
 
-    def has_slow(node: Any) -> bool:
-        return isinstance(node, optax.LookaheadState)
+OnStatic = Callable[[str, Any, bool], None]
+"""`on_static(path, leaf, is_in_list)` is called for each leaf that is not an array."""
 
-    nodes = jtu.tree_leaves(state, is_leaf=has_slow)
-    is_without = any(map(has_slow, nodes)) and not isinstance(parameters, optax.LookaheadParams)
-    return WithSlow(state, parameters) if is_without else state
+_ARRAY_TYPES: set[type] = set()
+"""Array types seen so far. They are stored because a look-up is cheaper than `isinstance`."""
 
 
-def check_optimiser_state(
-    optimiser: optax.GradientTransformation, parameters: PyTree, state: optax.OptState
-) -> None:
-    """Raises `ValueError` if `state` and `optimiser.init(parameters)` differ in structure or
-    shapes.
+def as_arrays(batch: Any, taker: str, on_static: OnStatic | None = None) -> Any:
+    """Converts lists of numbers and tensors of other libraries in a batch to NumPy arrays.
+
+    A list that contains only numbers, or lists of numbers, becomes one array. A number in any other
+    list becomes an array of shape `()`. A mapping that is not a pytree, such as a `UserDict`,
+    becomes a dict. Numbers, strings and other objects outside lists are unchanged.
+
+    **Arguments:**
+
+    - `taker`: name of the calling function, for error messages.
+    - `on_static`: called for each unchanged leaf that is not an array.
+
+    **Raises:** `TypeError`, with the path of the tensor, if NumPy cannot read a tensor.
+    `ValueError` if the rows of a list of lists have different lengths.
     """
-    try:
-        expected = jax.eval_shape(lambda tree: initial_state(optimiser, tree), parameters)
-    except TypeError:
-        # `init` cannot be traced, because it reads numbers, or because its state has leaves that
-        # are not arrays. If the state does not fit, the update will raise an error.
-        return
-    if difference := find_difference(state, expected, _have_one_shape):
-        explained = difference.explain("state.optimiser_state", "optimiser.init(model)")
-        raise ValueError(
-            f"make_step expected the state of its optimiser, {type_names(expected)}, but the "
-            f"TrainState has {type_names(state)}: {explained}. Pass the same optimiser to "
-            "make_step and TrainState.create. If the model was changed since, for example by "
-            "`nn.freeze`, create the state again."
+    leaves = jtu.tree_leaves(batch)
+    if _ARRAY_TYPES.issuperset(map(type, leaves)):
+        return batch
+    # Do not add the types of NumPy scalars: a NumPy scalar counts as an array, except in a list.
+    _ARRAY_TYPES.update(type(leaf) for leaf in leaves if isinstance(leaf, jax.Array | np.ndarray))
+
+    def converted(leaf: Any, path: str, is_in_list: bool) -> Any:
+        if type(leaf) is list:
+            if not _is_list_of(_NUMBERS, leaf):
+                return [convert(each, f"{path}[{i}]", True) for i, each in enumerate(leaf)]
+            try:
+                return np.asarray(leaf)
+            except ValueError as error:
+                raise ValueError(
+                    f"{taker} expected rows of equal length, but rows of {path} differ in length: "
+                    "pad them, or convert each row to an array."
+                ) from error
+        if isinstance(leaf, Mapping):
+            return convert(dict(leaf), path, is_in_list)
+        if is_foreign(leaf):
+            return _as_numpy(leaf, path, taker)
+        if is_in_list and isinstance(leaf, _NUMBERS):
+            return np.asarray(leaf)
+        if on_static is not None and not isinstance(leaf, _ARRAYS):
+            on_static(path, leaf, is_in_list)
+        return leaf
+
+    def convert(tree: Any, path: str, is_in_list: bool = False) -> Any:
+        return jtu.tree_map_with_path(
+            lambda keys, leaf: converted(leaf, path + jtu.keystr(keys), is_in_list),
+            tree,
+            is_leaf=lambda node: type(node) is list,
         )
 
-
-def _have_one_shape(leaf: Any, other: Any) -> bool | None:
-    return jnp.shape(leaf) == jnp.shape(other) if jtu.all_leaves([leaf, other]) else None
+    return convert(batch, "batch")
 
 
-def type_names(state: optax.OptState) -> str:
-    """The class names in the state of an optimiser, such as `(ScaleByAdamState, EmptyState)`."""
-    if type(state) is tuple:
-        return f"({', '.join(map(type_names, state))})"
-    return type(state).__name__
+def check_arrays(batch: Any) -> None:
+    """Raises `TypeError` for a leaf that `as_arrays` would convert.
+
+    A step calls this function while the step is traced. A leaf that is not an array would be
+    static, so the step would be traced again for each batch.
+    """
+
+    def check(path: Any, leaf: Any) -> None:
+        if type(leaf) is list or isinstance(leaf, Mapping) or is_foreign(leaf):
+            raise TypeError(
+                f"The step expected a batch of arrays, but batch{jtu.keystr(path)} is a "
+                f"{type(leaf).__name__}, so the step would be traced again for each batch. Convert "
+                "a mapping with `dict` and other objects with `np.asarray`, or train with "
+                "`train.fit`."
+            )
+
+    is_data = functools.partial(_is_list_of, _NUMBERS | str | bytes)
+    jtu.tree_map_with_path(check, batch, is_leaf=is_data)
+
+
+def _is_list_of(types: Any, node: Any) -> bool:
+    """Returns True if a node is a list, possibly nested, and all its leaves have these types."""
+    if type(node) is not list or not node:
+        return False
+    inside = jtu.tree_leaves(node, is_leaf=lambda each: each is None)
+    return all(isinstance(each, types) for each in inside)
+
+
+def is_foreign(leaf: Any) -> bool:
+    """Returns True if a leaf is an array of a library other than JAX and NumPy."""
+    names = "__array__", "__array_interface__", "__dlpack__"
+    return not isinstance(leaf, _ARRAYS) and any(hasattr(type(leaf), name) for name in names)
+
+
+def _as_numpy(tensor: Any, path: str, taker: str) -> Any:
+    """Converts a tensor of another library to a NumPy array.
+
+    The tensor may be on a device, and may have a dtype that NumPy does not have.
+    """
+    tensor = tensor.detach() if hasattr(tensor, "detach") else tensor
+    try:
+        return np.asarray(tensor)
+    except Exception as error:
+        with contextlib.suppress(Exception):
+            return jnp.array(jnp.from_dlpack(tensor))
+        raise TypeError(
+            f"{taker} expected an array, but {path} is a {type(tensor).__name__} that NumPy cannot "
+            f"read: {error}"
+        ) from error

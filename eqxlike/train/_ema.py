@@ -11,7 +11,7 @@ from jaxtyping import Array, Int32, PyTree
 
 from .. import combine, filter, is_inexact_array
 from .._check_numbers import real_number
-from ._state import Model, TrainState, check_state
+from ._state import Model, TrainState, check_state, nodes_of
 
 
 class EMAState(NamedTuple):
@@ -109,8 +109,7 @@ class EMA(optax.GradientTransformation):
         no `EMA`, or averages one array several times.
         """
         check_state(state, "EMA.averaged")
-        nodes = jtu.tree_leaves(state.optimiser_state, is_leaf=_is_state)
-        averages = [node.average for node in nodes if _is_state(node)]
+        averages = [node.average for node in nodes_of(EMAState, state.optimiser_state)]
         if not averages:
             raise ValueError(
                 "EMA.averaged expected a state whose optimiser has an `EMA`: create the optimiser "
@@ -129,10 +128,6 @@ class EMA(optax.GradientTransformation):
         parameters = filter(state.model, is_inexact_array)
         averaged = jtu.tree_map_with_path(chosen, parameters, *averages)
         return dataclasses.replace(state, model=combine(averaged, state.model))
-
-
-def _is_state(node: Any) -> bool:
-    return isinstance(node, EMAState)
 
 
 def _widened(parameter: Any) -> Array:

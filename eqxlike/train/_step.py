@@ -11,31 +11,45 @@ import dataclasses
 import functools
 import inspect
 import re
+import warnings
 from collections.abc import Callable
 from typing import Any, Literal, TypeVar, overload
 
 import jax
 import jax.numpy as jnp
 import jax.random as jr
+import jax.tree_util as jtu
 import optax
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
-from .. import apply_updates, combine, filter, filter_jit, filter_value_and_grad, is_inexact_array
-from .._dtypes import is_key
-from ._as_arrays import check_arrays
-from ._checks import (
-    WithSlow,
-    check_callable,
-    check_optimiser,
-    check_optimiser_state,
-    check_trainable,
-    type_names,
+from .. import (
+    apply_updates,
+    combine,
+    filter,
+    filter_jit,
+    filter_value_and_grad,
+    is_array,
+    is_inexact_array,
+    tree_pformat,
 )
+from .._dtypes import is_key
+from .._traceback import stacklevel_of_user
+from ..extend import find_difference, flag_frozen, listed
+from ._checks import check_arrays, check_callable
 from ._guards import CheckFinite, has_skipped, register_step, tree_where, update_if_finite
-from ._loss_scale import DynamicLossScale
 from ._sharding import Sharding, check_sharding, evaluate_sharded, shard
-from ._state import Evaluate, Evaluation, TrainState, check_state, evaluator
+from ._state import (
+    DynamicLossScale,
+    Evaluate,
+    Evaluation,
+    TrainState,
+    WithSlow,
+    check_optimiser,
+    check_state,
+    evaluator,
+    initial_state,
+)
 
 Model = TypeVar("Model", bound=Any)
 ModelState = TypeVar("ModelState", bound=Any)
@@ -172,9 +186,9 @@ def make_step(
     def step(state: TrainState, batch: Any) -> tuple:
         check_state(state, "The step")
         check_arrays(batch)
-        check_trainable(state.model, is_state_kept=state.model_state is not None)
+        _check_trainable(state.model, is_state_kept=state.model_state is not None)
         parameters = filter(state.model, is_inexact_array)
-        check_optimiser_state(optimiser, parameters, state.optimiser_state)
+        _check_optimiser_state(optimiser, parameters, state.optimiser_state)
         loss_key = jr.fold_in(state.key, state.step)
         inputs = state.model, state.model_state, batch, loss_key
         differentiate = functools.partial(_differentiate, evaluate, state.loss_scale)
@@ -183,7 +197,7 @@ def make_step(
         extra |= _functions(evaluate, differentiate, inputs)
         # For a complex parameter, JAX's gradient is the conjugate of the direction of ascent. So
         # conjugate the gradient.
-        gradients = jax.tree_util.tree_map(jnp.conj, gradients)
+        gradients = jtu.tree_map(jnp.conj, gradients)
         update = functools.partial(
             _update, optimiser, state, parameters, evaluation, gradients, extra
         )
@@ -199,6 +213,71 @@ def make_step(
     step.__qualname__ = f"make_step({getattr(loss, '__name__', type(loss).__name__)})"
     register_step(step, check_finite)
     return filter_jit(step, donate=("state",))
+
+
+def _check_trainable(model: PyTree, *, is_state_kept: bool) -> None:
+    """Checks that a model has an array to train.
+
+    With `is_state_kept=True` this function only warns, because steps still change `model_state`.
+
+    **Raises:** `ValueError` if the model has no array to train. `TypeError` for
+    `optax.LookaheadParams`.
+    """
+    if isinstance(model, optax.LookaheadParams):
+        raise TypeError(
+            "make_step expected the state of a model, got the state of optax.LookaheadParams. Pass "
+            "the model to TrainState.create: `state.optimiser_state.slow` has the slow parameters."
+        )
+    if jtu.tree_leaves(filter(model, is_inexact_array)):
+        return
+    leaves = zip(jtu.tree_leaves_with_path(model), flag_frozen(model), strict=True)
+    reasons = [
+        f"model{jtu.keystr(path)} is "
+        + ("frozen" if is_frozen else str(getattr(leaf, "dtype", f"the number {leaf!r}")))
+        for (path, leaf), is_frozen in leaves
+        if is_array(leaf) or type(leaf) in (int, float, complex)
+    ]
+    found = listed(reasons) or f"the model, {tree_pformat(model)}, has no arrays"
+    message = (
+        f"make_step has nothing to train: {found}. It trains the floating-point and complex arrays "
+        "that are not frozen."
+    )
+    if not is_state_kept:
+        raise ValueError(message)
+    warnings.warn(f"{message} It changes only the model_state.", stacklevel=stacklevel_of_user())
+
+
+def _check_optimiser_state(
+    optimiser: optax.GradientTransformation, parameters: PyTree, state: optax.OptState
+) -> None:
+    """Raises `ValueError` if `state` and `optimiser.init(parameters)` differ in structure or
+    shapes.
+    """
+    try:
+        expected = jax.eval_shape(lambda tree: initial_state(optimiser, tree), parameters)
+    except TypeError:
+        # `init` cannot be traced, because it reads numbers, or because its state has leaves that
+        # are not arrays. If the state does not fit, the update will raise an error.
+        return
+
+    def have_one_shape(leaf: Any, other: Any) -> bool | None:
+        return jnp.shape(leaf) == jnp.shape(other) if jtu.all_leaves([leaf, other]) else None
+
+    if difference := find_difference(state, expected, have_one_shape):
+        explained = difference.explain("state.optimiser_state", "optimiser.init(model)")
+        raise ValueError(
+            f"make_step expected the state of its optimiser, {_type_names(expected)}, but the "
+            f"TrainState has {_type_names(state)}: {explained}. Pass the same optimiser to "
+            "make_step and TrainState.create. If the model was changed since, for example by "
+            "`nn.freeze`, create the state again."
+        )
+
+
+def _type_names(state: optax.OptState) -> str:
+    """The class names in the state of an optimiser, such as `(ScaleByAdamState, EmptyState)`."""
+    if type(state) is tuple:
+        return f"({', '.join(map(_type_names, state))})"
+    return type(state).__name__
 
 
 def _differentiate(
@@ -230,16 +309,14 @@ def _functions(
     def with_values(values: PyTree) -> tuple[Any, ...]:
         # `optax.partition` masks parameters that belong to other optimisers. Use the model's
         # arrays for them.
-        shown = jax.tree_util.tree_map(
+        shown = jtu.tree_map(
             lambda value, own: own if _is_masked(value) else value,
             values,
             filter(model, is_inexact_array),
             is_leaf=_is_masked,
         )
         # The key is reused on purpose. It is cloned, so that `jax.debug_key_reuse` accepts it.
-        again = jax.tree_util.tree_map(
-            lambda leaf: jr.clone(leaf) if is_key(leaf) else leaf, inputs[1:]
-        )
+        again = jtu.tree_map(lambda leaf: jr.clone(leaf) if is_key(leaf) else leaf, inputs[1:])
         return combine(shown, model), *again
 
     # `value_fn` accepts `grad_fn` and `obj_fn`, because a line search checks that `value_fn`
@@ -248,7 +325,7 @@ def _functions(
         return jnp.asarray(evaluate(*with_values(values)).loss)
 
     def grad_fn(values: PyTree, _: Any = None) -> PyTree:
-        return jax.tree_util.tree_map(jnp.conj, differentiate(*with_values(values))[1])
+        return jtu.tree_map(jnp.conj, differentiate(*with_values(values))[1])
 
     return {"value_fn": value_fn, "grad_fn": grad_fn, "obj_fn": value_fn}
 
@@ -305,7 +382,7 @@ def _call_update(
             refused = re.search(r"got an unexpected keyword argument '(\w+)'", str(error))
             if refused is None or extra.pop(refused[1], None) is None:
                 error.add_note(
-                    f"The optimiser with state {type_names(inputs[1])} raised this. make_step "
+                    f"The optimiser with state {_type_names(inputs[1])} raised this. make_step "
                     f"called it with ({', '.join(['gradients', 'state', 'parameters', *extra])})."
                 )
                 raise

@@ -16,7 +16,7 @@ import pytest
 
 import eqxlike as eqx
 from eqxlike import train
-from eqxlike.train._callbacks._logging import _peak_of
+from eqxlike.train._logging import _peak_of
 from tests.train import event_files
 from tests.train.linear import BATCH, make_state, make_step
 

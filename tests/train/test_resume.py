@@ -198,7 +198,7 @@ def test_a_full_disk_ends_the_run_unless_on_error_is_warn(
     run()
     shutil.rmtree(tmp_path / "step_000000007")
     shutil.rmtree(tmp_path / "step_000000006")
-    monkeypatch.setattr("eqxlike.train._checkpoints._orbax.seal", full_disk)
+    monkeypatch.setattr("eqxlike.train._orbax.seal", full_disk)
     with pytest.raises(OSError, match="No space left"):
         run()
     with pytest.warns(UserWarning, match="was not written, training continues: .* No space"):

@@ -11,7 +11,7 @@ import pytest
 
 import eqxlike as eqx
 from eqxlike import nn, train
-from eqxlike.train._loop import _fit
+from eqxlike.train import _fit
 from tests.nn.arrays import filled
 from tests.train.linear import squared_error
 

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from eqxlike import train
-from eqxlike.train._checkpoints import _orbax
+from eqxlike.train import _orbax
 
 IMPORTED = {"orbax", "tensorstore", "safetensors"} & set(sys.modules)
 

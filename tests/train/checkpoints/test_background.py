@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from eqxlike import train
-from eqxlike.train._checkpoints import _orbax
+from eqxlike.train import _orbax
 
 
 @pytest.fixture
@@ -122,7 +122,7 @@ SCRIPT = """
 import os, pathlib, shutil, signal, sys
 import numpy as np
 from eqxlike import train
-from eqxlike.train._checkpoints import _orbax
+from eqxlike.train import _orbax
 
 path = pathlib.Path(sys.argv[1])
 calls = 0

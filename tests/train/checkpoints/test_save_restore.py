@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 
 import eqxlike as eqx
 from eqxlike import nn, train
-from eqxlike.train._checkpoints import _folder
+from eqxlike.train import _checkpoints
 
 NUMPYS = ["bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"]
 NUMPYS += ["float16", "float32", "float64", "complex64", "complex128"]
@@ -184,14 +184,14 @@ def test_a_checkpoint_can_be_moved_and_replaced_through_a_symbolic_link(path, tm
 
 def test_a_checkpoint_that_is_replaced_while_it_is_read_is_read_again(path, monkeypatch):
     train.save(path, np.zeros(1), 0)
-    check, replacements = _folder.check_files, iter([np.ones(1)])
+    check, replacements = _checkpoints.check_files, iter([np.ones(1)])
 
     def check_files(*args):
         for state in replacements:
             train.save(path, state, 1)
         check(*args)
 
-    monkeypatch.setattr(_folder, "check_files", check_files)
+    monkeypatch.setattr(_checkpoints, "check_files", check_files)
     assert train.restore(path, np.zeros(1)) == (1, 1)
 
 

@@ -11,9 +11,9 @@ import jax
 import numpy as np
 import optax
 
-from .._checks import check_not_deleted
-from .._state import Model, TrainState, check_state
-from ._stack import Stack
+from ._batch_iterator import Stack
+from ._checks import check_not_deleted
+from ._state import Model, TrainState, check_state
 from ._stepper import Pending, Step, Stepper
 
 

@@ -12,11 +12,11 @@ from typing import Any, TextIO
 
 import jax
 
-from ..._check_numbers import positive_number
-from ..._runs import OnStep, run_progress
-from .._checks import importing
-from .._run import Run
-from ._callback import Callback
+from .._check_numbers import positive_number
+from .._runs import OnStep, run_progress
+from ._callbacks import Callback
+from ._checks import importing
+from ._run import Run
 
 
 class _WithFile(Callback):

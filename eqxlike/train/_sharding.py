@@ -1,7 +1,8 @@
-"""`Sharding`: a mesh and rules; placement of states and batches; sharded losses and metrics."""
+"""`Sharding`: how the arrays of a model and its batches are split over devices."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -11,31 +12,21 @@ import numpy as np
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import PRNGKeyArray, PyTree
 
-from ... import is_array
-from ..._check_numbers import whole_number
-from ..._compat import Tracer
-from ..._dtypes import is_key
-from ...extend import Which, is_array_or_struct, note_check
-from .._checks import check_not_deleted
-from .._state import Evaluate, Evaluation, Model, TrainState, check_state, copy_arrays
-from ._rules import (
-    AnyMesh,
-    LongestAxis,
-    Rules,
-    Split,
-    arrays_by_keys,
-    as_rules,
-    described,
-    fitting_sharding,
-    gathered_by_layer,
-    gathering,
-    name_of,
-    num_devices_along,
-    parameters_of_state,
-    specs_by_rules,
-    stacks_by_keys,
-    without,
-)
+from .. import is_array
+from .._check_numbers import whole_number
+from .._compat import Tracer
+from .._dtypes import is_key
+from ..extend import Gathering, Stacked, Which, is_array_or_struct, note_check, path_matches
+from ._checks import check_not_deleted
+from ._state import Evaluate, Evaluation, Model, TrainState, check_state, copy_arrays
+
+Tree = TypeVar("Tree")
+AnyMesh = Mesh | AbstractMesh
+Keys = tuple[Any, ...]
+Split = PartitionSpec | Callable[[str, jax.ShapeDtypeStruct], PartitionSpec]
+"""A `PartitionSpec`, or a function that takes the path and the leaf and returns a `PartitionSpec`.
+"""
+Rules = tuple[tuple[Which, Split], ...]
 
 
 @dataclasses.dataclass(frozen=True, init=False)
@@ -98,11 +89,13 @@ class Sharding:
         batch_axes = (batch_axes,) if isinstance(batch_axes, str) else tuple(batch_axes)
         for name in batch_axes:
             if name not in mesh.shape:
-                raise ValueError(
-                    f"Sharding: batch_axes has {name!r}, but the mesh has {described(mesh.shape)}."
-                )
-        mesh = _with_auto_axes(mesh)
-        vars(self).update(mesh=mesh, rules=as_rules(rules), batch_axes=batch_axes)
+                axes = ", ".join(f"{axis}={size}" for axis, size in mesh.shape.items())
+                raise ValueError(f"Sharding: batch_axes has {name!r}, but the mesh has {axes}.")
+        # A step sets the sharding constraints itself, which is allowed only with `Auto` axes.
+        is_abstract = isinstance(mesh, AbstractMesh)
+        devices_or_sizes: Any = mesh.axis_sizes if is_abstract else mesh.devices
+        mesh = type(mesh)(devices_or_sizes, mesh.axis_names)
+        vars(self).update(mesh=mesh, rules=_as_rules(rules), batch_axes=batch_axes)
 
     @property
     def whole(self) -> NamedSharding:
@@ -112,9 +105,7 @@ class Sharding:
     @property
     def batch(self) -> NamedSharding:
         """The sharding of an array of a batch. The leading axis is the axis of examples."""
-        axes = self.batch_axes
-        spec = PartitionSpec(axes[0] if len(axes) == 1 else axes) if axes else PartitionSpec()
-        return NamedSharding(self.mesh, spec)
+        return _sharding_of(self.mesh, [self.batch_axes])
 
     def of_model(self, model: PyTree) -> PyTree:
         """A tree with the `NamedSharding` of each array of a model, and `None` for other leaves.
@@ -123,10 +114,10 @@ class Sharding:
         **Raises:** `ValueError`, with the path, if a rule applies to no array, or does not fit its
         array. `TypeError` if a rule does not return a `PartitionSpec`.
         """
-        leaves = arrays_by_keys(model)
-        specs = specs_by_rules(self.rules, leaves, stacks_by_keys(model))
+        leaves = _arrays_by_keys(model)
+        specs = _specs_by_rules(self.rules, leaves, _stacks_by_keys(model))
         shardings = {
-            keys: fitting_sharding(self.mesh, specs[keys], leaf, name_of(keys))
+            keys: _fitting_sharding(self.mesh, specs[keys], leaf, _name_of(keys))
             for keys, leaf in leaves.items()
         }
         return jtu.tree_map_with_path(lambda keys, _: shardings.get(keys), model)
@@ -140,11 +131,23 @@ class Sharding:
         **Raises:** the errors of `of_model`. `TypeError` if `state` is not a `TrainState`.
         """
         check_state(state, "Sharding")
+        model, parameters = self.of_model(state.model), _arrays_by_keys(state.model)
+        of_parameters = dict(jtu.tree_leaves_with_path(model))
+        owners = _parameters_of_state(_arrays_by_keys(state.optimiser_state), parameters)
+
+        def of_leaf(keys: Keys, leaf: Any) -> NamedSharding | None:
+            owner = owners.get(keys)
+            if owner is None:
+                return self.whole if is_array_or_struct(leaf) else None
+            # The array may have more leading axes than the parameter.
+            num_more = len(leaf.shape) - len(parameters[owner].shape)
+            spec = PartitionSpec(*[None] * num_more, *of_parameters[owner].spec)
+            return NamedSharding(self.mesh, spec)
+
         shardings = jtu.tree_map(
             lambda leaf: self.whole if is_array_or_struct(leaf) else None, state
         )
-        model = self.of_model(state.model)
-        optimiser_state = self._of_optimiser_state(state.optimiser_state, state.model, model)
+        optimiser_state = jtu.tree_map_with_path(of_leaf, state.optimiser_state)
         return dataclasses.replace(shardings, model=model, optimiser_state=optimiser_state)
 
     def of_batch(self, batch: PyTree, *, must_divide: bool = True) -> PyTree:
@@ -156,7 +159,7 @@ class Sharding:
         **Raises:** `ValueError`, with the path, if a leading axis is not divisible and
         `must_divide=True`.
         """
-        num_parts = num_devices_along(self.mesh, self.batch_axes)
+        num_parts = _num_devices_along(self.mesh, self.batch_axes)
 
         def of_leaf(keys: Any, leaf: Any) -> NamedSharding | None:
             if not is_array_or_struct(leaf):
@@ -172,41 +175,6 @@ class Sharding:
             return self.batch if divides else self.whole
 
         return jtu.tree_map_with_path(of_leaf, batch)
-
-    def of_gathered(self, model: PyTree) -> PyTree:
-        """The shardings of the arrays of a model after an all-gather along `batch_axes`."""
-
-        def gathered(sharding: NamedSharding) -> NamedSharding:
-            entries = (without(entry, self.batch_axes) for entry in sharding.spec)
-            return NamedSharding(self.mesh, PartitionSpec(*entries))
-
-        return jtu.tree_map(gathered, self.of_model(model))
-
-    def _of_optimiser_state(self, state: PyTree, model: PyTree, shardings: PyTree) -> PyTree:
-        leaves, parameters = arrays_by_keys(state), arrays_by_keys(model)
-        of_parameters = dict(jtu.tree_leaves_with_path(shardings))
-        owners = parameters_of_state(leaves, parameters)
-
-        def of_leaf(keys: Any, leaf: Any) -> NamedSharding | None:
-            if keys not in leaves:
-                return None
-            owner = owners[keys]
-            if owner is None:
-                return self.whole
-            # The array may have more leading axes than the parameter.
-            num_more = len(leaves[keys].shape) - len(parameters[owner].shape)
-            return NamedSharding(
-                self.mesh, PartitionSpec(*[None] * num_more, *of_parameters[owner].spec)
-            )
-
-        return jtu.tree_map_with_path(of_leaf, state)
-
-
-def _with_auto_axes(mesh: Mesh | AbstractMesh) -> Mesh | AbstractMesh:
-    """The same mesh with `Auto` axes, because a step sets the sharding constraints itself."""
-    if isinstance(mesh, Mesh):
-        return Mesh(mesh.devices, mesh.axis_names)
-    return AbstractMesh(mesh.axis_sizes, mesh.axis_names)
 
 
 # --- Data parallelism and FSDP ---
@@ -298,9 +266,6 @@ def _mesh_of(devices: Devices | None, taker: str) -> Mesh | AbstractMesh:
 # --- Placement on devices ---
 
 
-Tree = TypeVar("Tree")
-
-
 def shard(state: TrainState[Model], sharding: Sharding) -> TrainState[Model]:
     """Places a state on the devices of a mesh, split by the rules of a `Sharding`.
 
@@ -381,22 +346,22 @@ def check_sharding(sharding: Any, taker: str) -> None:
 
 def place(tree: Tree, shardings: Any) -> Tree:
     """Places each array of a tree by its sharding. A leaf whose sharding is `None` is unchanged."""
-    return jtu.tree_map(_place, tree, shardings)
 
+    def placed(leaf: Any, where: NamedSharding | None) -> Any:
+        if where is None:
+            return leaf
+        if isinstance(leaf, Tracer):
+            return jax.lax.with_sharding_constraint(leaf, where)
+        # Copy the array, because the result of `device_put` may share its buffer on the first
+        # device. Without a copy, a step that donates the result would delete the caller's array.
+        array = copy_arrays(jnp.asarray(leaf))
+        if not is_key(array):
+            return jax.device_put(array, where)
+        # Over several processes JAX can place the data of a key, but not the key itself.
+        numbers = jax.device_put(jax.random.key_data(array), where)
+        return jax.random.wrap_key_data(numbers, impl=jax.random.key_impl(array))
 
-def _place(leaf: Any, where: NamedSharding | None) -> Any:
-    if where is None:
-        return leaf
-    if isinstance(leaf, Tracer):
-        return jax.lax.with_sharding_constraint(leaf, where)
-    # Copy the array, because the result of `device_put` may share its buffer on the first device.
-    # Without a copy, a step that donates the result would delete the caller's array.
-    array = copy_arrays(jnp.asarray(leaf))
-    if not is_key(array):
-        return jax.device_put(array, where)
-    # Over several processes JAX can place the data of a key, but not the key itself.
-    numbers = jax.device_put(jax.random.key_data(array), where)
-    return jax.random.wrap_key_data(numbers, impl=jax.random.key_impl(array))
+    return jtu.tree_map(placed, tree, shardings)
 
 
 # --- Sharded losses and metrics ---
@@ -448,7 +413,260 @@ def _all_gathered(model: Model, sharding: Sharding) -> Model:
         # may therefore deadlock. To prevent this, the call waits for its result, as a call with a
         # check does.
         note_check()
-    split, together = sharding.of_model(model), sharding.of_gathered(model)
-    later = gathered_by_layer(model, split, together)
+    split = sharding.of_model(model)
+    together = jtu.tree_map(
+        lambda where: _sharding_of(mesh, where.spec, sharding.batch_axes), split
+    )
+    before, after = (dict(jtu.tree_leaves_with_path(each)) for each in (split, together))
+    # The arrays of stacked layers that are split, but not along the axis of layers.
+    later = {
+        keys: stack
+        for keys, stack in _stacks_by_keys(model).items()
+        if before[keys] != after[keys] and before[keys].spec[0] is None
+    }
     at_once = jtu.tree_map_with_path(lambda keys, where: None if keys in later else where, together)
-    return gathering(place(place(model, split), at_once), later, split, together)
+    model = place(place(model, split), at_once)
+    shapes = _arrays_by_keys(model)
+
+    def with_gathering(keys: Keys, node: Any) -> Any:
+        gatherings = {
+            each[len(keys) + 1 :]: Gathering(
+                # This is the number of axes of one layer's array. If the stack is mapped over, its
+                # arrays have fewer axes, and are not gathered.
+                len(shapes[each].shape) - 1,
+                *(_sharding_of(mesh, where[each].spec[1:]) for where in (before, after)),
+            )
+            for each, stack in later.items()
+            if stack == keys
+        }
+        return node.gathering(gatherings) if gatherings else node
+
+    return jtu.tree_map_with_path(with_gathering, model, is_leaf=_is_stacked)
+
+
+# --- A PartitionSpec, checked against an array and a mesh ---
+
+
+def _fitting_sharding(
+    mesh: AnyMesh, spec: PartitionSpec, leaf: jax.ShapeDtypeStruct, path: str
+) -> NamedSharding:
+    """The sharding of one array. Equivalent specs give equal shardings.
+
+    **Raises:** `TypeError` if the rule did not return a `PartitionSpec`. `ValueError` if the spec
+    has an unknown mesh axis, a mesh axis twice, or more entries than the array has axes.
+    `ValueError` if the length of an axis is not divisible by the number of parts.
+    """
+    what = f"{path or 'the model'}, of shape {leaf.shape},"
+    if not isinstance(spec, PartitionSpec) or PartitionSpec.UNCONSTRAINED in spec:
+        raise TypeError(
+            f"Sharding: the rule for {what} must return a jax.sharding.PartitionSpec that has the "
+            f"name of a mesh axis, a tuple of names, or None for each axis, got {spec!r}."
+        )
+    try:
+        NamedSharding(mesh, spec)
+    except Exception as error:
+        raise ValueError(f"Sharding: the rule for {what} does not fit the mesh: {error}") from error
+    entries = [_axis_names(entry) for entry in spec]
+    if len(entries) > len(leaf.shape):
+        raise ValueError(
+            f"Sharding: {what} has {len(leaf.shape)} axes, but its rule, {spec}, is for "
+            f"{len(entries)}."
+        )
+    for axis, (size, entry) in enumerate(zip(leaf.shape, entries, strict=False)):
+        num_parts = _num_devices_along(mesh, entry)
+        if size % num_parts:
+            raise ValueError(
+                f"Sharding: {what} cannot be split: axis {axis} has length {size}, and {spec} "
+                f"splits it into {num_parts} parts. Split another axis, or replicate the array "
+                "with PartitionSpec()."
+            )
+    return _sharding_of(mesh, spec, [name for name, size in mesh.shape.items() if size == 1])
+
+
+def _num_devices_along(mesh: AnyMesh, names: tuple[str, ...]) -> int:
+    """The number of parts into which mesh axes split an axis of an array."""
+    return math.prod(mesh.shape[name] for name in names)
+
+
+def _axis_names(entry: Any) -> tuple[str, ...]:
+    """The mesh axes that an entry of a `PartitionSpec` names."""
+    return () if entry is None else (entry,) if isinstance(entry, str) else tuple(entry)
+
+
+def _sharding_of(
+    mesh: AnyMesh, spec: Iterable[Any], dropped: Collection[str] = ()
+) -> NamedSharding:
+    """The sharding with the entries of `spec`, without the mesh axes `dropped`.
+
+    Trailing `None`s are removed, because JAX would compile again for a sharding that is the same
+    but has more `None`s.
+    """
+    names = [[name for name in _axis_names(entry) if name not in dropped] for entry in spec]
+    while names and not names[-1]:
+        names.pop()
+    entries = (each[0] if len(each) == 1 else tuple(each) or None for each in names)
+    return NamedSharding(mesh, PartitionSpec(*entries))
+
+
+# --- The arrays of a tree by path ---
+
+
+def _arrays_by_keys(tree: PyTree) -> dict[Keys, jax.ShapeDtypeStruct]:
+    """The shape and dtype of each array of a tree."""
+    return {
+        keys: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+        for keys, leaf in jtu.tree_leaves_with_path(tree)
+        if is_array_or_struct(leaf)
+    }
+
+
+def _name_of(keys: Keys) -> str:
+    """A path in the format of rules and errors, such as `layers[0].weight`."""
+    return jtu.keystr(keys).removeprefix(".")
+
+
+@dataclasses.dataclass(frozen=True)
+class LongestAxis:
+    """A rule that splits the longest divisible axis of an array. If several axes are the longest,
+    it splits the first of them.
+
+    - `names`: the axes of the mesh over which the axis is split.
+    - `num_parts`: number of parts into which the axis is split.
+    - `min_size`: arrays with fewer elements are replicated.
+    """
+
+    names: tuple[str, ...]
+    num_parts: int
+    min_size: int
+
+    def __call__(
+        self, path: str, leaf: jax.ShapeDtypeStruct, *, is_stacked: bool = False
+    ) -> PartitionSpec:
+        """The `PartitionSpec` of an array.
+
+        If `is_stacked`, the leading axis is the axis of layers. This axis is split only if no other
+        axis is divisible, because layers that are split along the axis of layers cannot be
+        all-gathered one at a time.
+        """
+        lengths = dict(enumerate(leaf.shape))
+        axes = [axis for axis, length in lengths.items() if length % self.num_parts == 0]
+        if leaf.size < self.min_size or not axes:
+            return PartitionSpec()
+        longest = max(axes, key=lambda axis: (not is_stacked or axis > 0, lengths[axis]))
+        return PartitionSpec(*[None] * longest, self.names)
+
+
+def _as_rules(rules: Mapping[Which, Split] | Sequence[tuple[Which, Split]] | Split) -> Rules:
+    """Converts rules to pairs of a pattern and a `Split`. Raises `TypeError` for a wrong type."""
+    if isinstance(rules, PartitionSpec) or callable(rules):
+        rules = {"**": rules}
+    pairs: list[Any] = list(rules.items() if isinstance(rules, Mapping) else rules)
+    for pair in pairs:
+        if not (isinstance(pair, tuple) and len(pair) == 2):
+            raise TypeError(
+                f"Sharding: a rule must be a pair of a pattern and a PartitionSpec, got {pair!r}."
+            )
+        which, split = pair
+        if not (isinstance(which, str) or callable(which)):
+            raise TypeError(
+                "Sharding: a pattern must be a string or a function of path and leaf, got "
+                f"{which!r}."
+            )
+        if not (isinstance(split, PartitionSpec) or callable(split)):
+            raise TypeError(
+                f"Sharding: the rule for {which!r} must be a jax.sharding.PartitionSpec, or a "
+                f"function of path and leaf that returns one; got {split!r}."
+            )
+    return tuple(pairs)
+
+
+def _specs_by_rules(
+    rules: Rules, leaves: Mapping[Keys, jax.ShapeDtypeStruct], stacked: Collection[Keys]
+) -> dict[Keys, PartitionSpec]:
+    """The `PartitionSpec` of each array, from the first rule that matches the array's path. If no
+    rule matches, the array is replicated.
+
+    **Arguments:**
+
+    - `stacked`: the arrays whose leading axis is the axis of layers.
+
+    **Raises:** `ValueError` if a rule other than `**` applies to no array.
+    """
+    specs, used = {}, set()
+    for keys, leaf in leaves.items():
+        path = _name_of(keys)
+        place = next(
+            (n for n, (which, _) in enumerate(rules) if path_matches(which, path, leaf)), None
+        )
+        used.add(place)
+        split = PartitionSpec() if place is None else rules[place][1]
+        if isinstance(split, LongestAxis):
+            specs[keys] = split(path, leaf, is_stacked=keys in stacked)
+        else:
+            specs[keys] = split if isinstance(split, PartitionSpec) else split(path, leaf)
+    for place, (which, _) in enumerate(rules):
+        if place not in used and which != "**":
+            raise ValueError(
+                f"Sharding: the rule for {which!r} applies to no array: no path matches, or an "
+                "earlier rule matches first. The arrays are "
+                f"{', '.join(map(_name_of, leaves)) or 'none'}."
+            )
+    return specs
+
+
+# --- Stacked layers, all-gathered one at a time ---
+
+
+LAYERS = jtu.GetAttrKey("layers")
+
+
+def _stacks_by_keys(model: PyTree) -> dict[Keys, Keys]:
+    """Finds the arrays whose leading axis is the axis of layers of a `Stacked`.
+
+    Maps the path of each array to the path of its outermost `Stacked`. Arrays are not included if
+    the `Stacked` was itself mapped over, as in an ensemble.
+    """
+    stacks: dict[Keys, Keys] = {}
+    for keys, node in jtu.tree_leaves_with_path(model, is_leaf=_is_stacked):
+        if _is_stacked(node):
+            for inner, leaf in _arrays_by_keys(node.layers).items():
+                if leaf.shape[:1] == (node.depth,):
+                    stacks[*keys, LAYERS, *inner] = keys
+    return stacks
+
+
+def _is_stacked(node: Any) -> bool:
+    # If only some layers are frozen, `layers` is a tuple of several stacks.
+    return isinstance(node, Stacked) and not isinstance(node.layers, tuple)
+
+
+# --- The parameter of each array of an optimiser's state ---
+
+
+def _parameters_of_state(
+    state: Mapping[Keys, jax.ShapeDtypeStruct], parameters: Mapping[Keys, jax.ShapeDtypeStruct]
+) -> dict[Keys, Keys | None]:
+    """Finds the parameter to which each array of an optimiser's state belongs, or `None`.
+
+    Moments are subtrees of the state in which every path is the path of a parameter. Of several
+    such subtrees that contain an array, the largest is used. So if the model has parameters
+    `weight` and `mu.weight`, `mu.weight` is not mistaken for a moment of `weight`.
+
+    An array in such a subtree belongs to the parameter only if its last axes are the axes of the
+    parameter. This is true for a history of gradients, and false for a factored moment.
+    """
+    other_prefixes = {
+        keys[:length]
+        for keys in state
+        for length in range(len(keys) + 1)
+        if keys[length:] not in parameters
+    }
+    found: dict[Keys, Keys | None] = {}
+    for keys, leaf in state.items():
+        ends = (keys[n:] for n in range(len(keys) + 1) if keys[:n] not in other_prefixes)
+        parameter = found[keys] = next(ends, None)
+        if parameter is not None:
+            last_axes = parameters[parameter].shape
+            if leaf.shape[len(leaf.shape) - len(last_axes) :] != last_axes:
+                found[keys] = None
+    return found

@@ -16,22 +16,26 @@ import jax.tree_util as jtu
 import numpy as np
 from jaxtyping import PyTree
 
-from ..._check_numbers import whole_number
-from ..._dtypes import is_key, without_key_dtype
-from ..._traceback import stacklevel_of_user
-from ...extend import committed_sharding, flag_frozen, is_array_or_struct
-from .._checks import check_folder, check_not_deleted
-from ._manifest import (
+from .._check_numbers import whole_number
+from .._dtypes import is_key, without_key_dtype
+from .._traceback import stacklevel_of_user
+from ..extend import committed_sharding, flag_frozen, is_array_or_struct
+from ._checks import check_folder, check_not_deleted
+from ._orbax import (
     MANIFEST,
     NODE,
     CheckpointError,
     Entry,
     Saved,
+    Saving,
     check_files,
     describe,
+    join_all,
+    open_manager,
+    read_arrays,
     read_manifest,
+    write,
 )
-from ._orbax import Saving, join_all, open_manager, read_arrays, write
 
 State = TypeVar("State")
 

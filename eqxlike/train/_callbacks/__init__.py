@@ -1,9 +1,0 @@
-from ._callback import Callback as Callback
-from ._checkpoint import Checkpoint as Checkpoint
-from ._checkpoint import Resumed as Resumed
-from ._checkpoint import newest_in as newest_in
-from ._early_stopping import EarlyStopping as EarlyStopping
-from ._logging import JsonLines as JsonLines
-from ._logging import Progress as Progress
-from ._logging import TensorBoard as TensorBoard
-from ._logging import progress as progress
