@@ -1,5 +1,5 @@
-# Every target does its own set-up (.ci/setup): it makes $(VENV), installs what it needs there, and does
-# neither again until pyproject.toml changes. ARGS goes to the command: make demo ARGS="--data digits"
+# Every target creates $(VENV) and installs its requirements there (.ci/setup). It does so again only
+# after pyproject.toml changes. ARGS is passed to the command: make demo ARGS="--data digits"
 
 VENV ?= .venv
 PYTHON ?=
@@ -13,23 +13,23 @@ python = $(VENV)/bin/python
 .PHONY: help demo test test-core test-pages mutants test-pytorch test-pretrained test-downstream bench bench-all profile docs release release-check lint format types clean
 
 help:
-	@echo "make demo      the Bayesian networks on real data, and the cost of filter_jit"
-	@echo "make test      the behaviour of the package (ARGS=--changed: of what the branch changes)"
-	@echo "make test-core  the core alone, with a few packages to install"
-	@echo "make test-pages  examples in docstrings and pages, tutorials, the demo, types, benchmarks, the site's sources"
-	@echo "make mutants   how many small mistakes in the package the suite finds, and which tests find them"
-	@echo "make test-pytorch  the layers compared with PyTorch's"
-	@echo "make test-pretrained  models of published checkpoints compared with transformers'"
-	@echo 'make test-downstream  Lineax, Optimistix and Diffrax on eqxlike and on Equinox (ARGS="--whole": all programs)'
-	@echo "make bench     filter_jit side by side with jax.jit, Equinox and NNX"
-	@echo 'make bench-all  every benchmark and the tests on one device (ARGS="--device gpu --minutes 40")'
-	@echo "make profile   where the time of a call goes"
-	@echo "make docs      the site, in build/site"
+	@echo "make demo      Bayesian networks on real data, and the cost of filter_jit"
+	@echo "make test      tests of the package (ARGS=--changed: only tests that the branch affects)"
+	@echo "make test-core  tests of the core, which need few packages"
+	@echo "make test-pages  tests of the examples in docstrings and pages, the tutorials, demo, types, benchmarks and site"
+	@echo "make mutants   mutation tests: inserts small mistakes in the package and lists the tests that find them"
+	@echo "make test-pytorch  compares the layers with PyTorch"
+	@echo "make test-pretrained  compares models of published checkpoints with transformers"
+	@echo 'make test-downstream  runs Lineax, Optimistix and Diffrax on eqxlike and on Equinox (ARGS="--whole": all programs)'
+	@echo "make bench     compares filter_jit with jax.jit, Equinox and NNX"
+	@echo 'make bench-all  runs every benchmark and the tests on one device (ARGS="--device gpu --minutes 40")'
+	@echo "make profile   profiles a call of filter_jit"
+	@echo "make docs      builds the site in build/site"
 	@echo "make release   dates the changelog, builds, checks, commits and tags (VERSION=0.2.0); pushes nothing"
-	@echo "make release-check  wheel and sdist, each extra alone on each Python, sizes compared with the last"
-	@echo "make lint      ruff, format and rules (make format applies them)"
-	@echo "make types     pyright"
-	@echo "make clean     takes away the environments, caches and builds"
+	@echo "make release-check  installs each extra alone on each Python, and compares sizes with the last release"
+	@echo "make lint      checks format and rules (make format applies them)"
+	@echo "make types     checks types with pyright"
+	@echo "make clean     removes the environments, caches and builds"
 	@echo 'Options: ARGS="..." for the command, PYTHON=/path/to/python, VENV=folder'
 
 demo:
@@ -38,9 +38,9 @@ demo:
 
 in_parallel = -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
-# Where Python is told to keep no bytecode, each process that a test starts compiles the package anew.
+# With PYTHONDONTWRITEBYTECODE set, each process that a test starts would compile the package to bytecode.
 test test-core test-pages: export PYTHONDONTWRITEBYTECODE =
-# XLA's threads have a heap each otherwise, which keeps what they gave back.
+# By default each thread of XLA has an arena of its own, which keeps the memory that the thread frees.
 test test-core test-pages: export MALLOC_ARENA_MAX = 1
 test:
 	@.ci/setup test dev

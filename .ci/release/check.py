@@ -1,10 +1,10 @@
-"""Checks what would be released: the wheel and the sdist, and what they install.
+"""Builds the wheel and the sdist of a release, and checks them. Uploads nothing.
 
-Both are built, their metadata and long description checked, each installed into an empty
-environment outside of the checkout, where a small model is trained and saved. `--whole` installs
-every extra alone, on each Python that the classifiers name, and runs what it promises (smoke.py).
-Sizes and the time of the import are printed beside those of the last release (figures.json); a size
-that grew by more than `MARGIN` fails. `--record` writes the figures. Nothing is uploaded.
+Checks the metadata and the long description. Installs each file in an empty environment outside of
+the checkout, and trains and saves a small model there. `--whole` installs every extra alone, on
+each Python of the classifiers, and tests the features of the extra (smoke.py). Prints sizes and
+import times next to the figures of the last release (figures.json), and fails if a size grew by
+more than `MARGIN`. `--record` writes the new figures to figures.json.
 """
 
 import argparse
@@ -31,7 +31,7 @@ SMOKE = pathlib.Path(__file__).with_name("smoke.py")
 FIGURES = pathlib.Path(__file__).with_name("figures.json")
 
 MARGIN = 1.25
-"""By how much a size may grow from one release to the next."""
+"""The largest allowed ratio of a size to the same size in the last release."""
 
 OF_DEVELOPERS = {
     *(
@@ -46,9 +46,9 @@ OF_DEVELOPERS = {
         "test",
     )
 }
-"""The extras of a clone, which `make` installs; all others are for users of the package."""
+"""The extras for developers, which `make` installs. The other extras are for users."""
 
-# What somebody needs who packages or tests it from the sdist.
+# Files in the sdist for people who package or test the library.
 IN_SDIST = (
     "README.md",
     "CHANGELOG.md",
@@ -60,12 +60,12 @@ IN_SDIST = (
 )
 
 RELATIVE = re.compile(r'(?:\]\(|(?:href|src|srcset)=")(?!https:|#)[^)"]*')
-"""A link that leads nowhere on a package index."""
+"""A relative link, which is broken on a package index."""
 
 _MODULE = sys.executable, "-m"
 
 IMPORTS = 5
-"""The processes whose import is timed."""
+"""The number of processes that time the import."""
 
 TIMED = """
 import time
@@ -78,13 +78,13 @@ print(between_s - start_s, time.perf_counter() - between_s)
 
 
 class Failed(Exception):
-    """What was run did not end well."""
+    """A command exited with a nonzero status."""
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="check-release", description=__doc__)
-    parser.add_argument("--whole", action="store_true", help="every extra, on every Python")
-    parser.add_argument("--record", action="store_true", help="write the figures; with --whole")
+    parser.add_argument("--whole", action="store_true", help="test every extra on every Python")
+    parser.add_argument("--record", action="store_true", help="write figures.json; needs --whole")
     options = parser.parse_args()
     if options.record and not options.whole:
         parser.error("--record needs --whole")
@@ -94,7 +94,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         scratch = pathlib.Path(folder)
         wheel, sdist = build(scratch / "dist")
-        print(f"{wheel.name}, {sdist.name}: metadata and long description are sound", flush=True)
+        print(f"{wheel.name}, {sdist.name}: metadata and long description are valid", flush=True)
         figures = {"wheel": size_of(wheel), "sdist": size_of(sdist)}
         with environment(scratch, sys.executable) as python:
             install(python, str(sdist), is_whole=options.whole)
@@ -116,16 +116,16 @@ def main() -> int:
         return 1
     if options.record:
         FIGURES.write_text(json.dumps(figures, indent=1) + "\n")
-        print(f"written: {FIGURES.relative_to(ROOT)}")
+        print(f"wrote {FIGURES.relative_to(ROOT)}")
         return 0
     grown = too_large(figures, last)
     for name in grown:
-        print(f"{name}: more than {MARGIN:.0%} of the size of the last release", file=sys.stderr)
+        print(f"{name}: larger than {MARGIN:.0%} of the last release", file=sys.stderr)
     return 1 if grown else 0
 
 
 def build(folder: pathlib.Path) -> tuple[pathlib.Path, pathlib.Path]:
-    """Builds the wheel and the sdist, and checks that they are whole."""
+    """Builds the wheel and the sdist, and checks their metadata, links and files."""
     run([sys.executable, "-m", "build", "--outdir", folder, ROOT])
     (wheel,), (sdist,) = folder.glob("*.whl"), folder.glob("*.tar.gz")
     run([sys.executable, "-m", "twine", "check", "--strict", wheel, sdist])
@@ -149,9 +149,9 @@ def try_extra(
     *,
     is_whole: bool,
 ) -> dict[str, float]:
-    """Installs one extra by itself and runs what it promises.
+    """Installs one extra alone and tests its features.
 
-    **Returns:** the figures, by name.
+    **Returns:** a dictionary of names and figures.
     """
     start_s = time.perf_counter()
     with environment(scratch, interpreter) as python:
@@ -174,7 +174,7 @@ def try_extra(
 
 @contextlib.contextmanager
 def environment(scratch: pathlib.Path, interpreter: str) -> Iterator[pathlib.Path]:
-    """An empty environment, gone afterwards; its Python."""
+    """Creates an empty environment, yields the path of its Python, and deletes it on exit."""
     folder = scratch / "environment"
     run([interpreter, "-m", "venv", "--without-pip", folder])
     try:
@@ -184,9 +184,9 @@ def environment(scratch: pathlib.Path, interpreter: str) -> Iterator[pathlib.Pat
 
 
 def install(python: pathlib.Path, what: str, *, is_whole: bool) -> None:
-    """Installs as users do, by pip; by uv where there are dozens of environments to fill."""
+    """Installs with pip, as users do, or with the faster uv if there are many environments."""
     if is_whole:
-        # With the certificates of the machine, as pip takes them.
+        # pip also uses the certificates of the system.
         certificates = {"UV_SYSTEM_CERTS": "true"}
         run([*_MODULE, "uv", "pip", "install", "--quiet", "--python", python, what], **certificates)
     else:
@@ -195,24 +195,24 @@ def install(python: pathlib.Path, what: str, *, is_whole: bool) -> None:
 
 
 def smoke(python: pathlib.Path, extra: str, scratch: pathlib.Path) -> str:
-    """Runs what an extra promises, in a folder that holds nothing else; what that prints."""
+    """Runs smoke.py for an extra in an empty folder, and returns the output."""
     folder = pathlib.Path(tempfile.mkdtemp(dir=scratch))
     shutil.copy(SMOKE, folder)
     return run([python, "smoke.py", extra], folder)
 
 
 def import_times_s(python: pathlib.Path, scratch: pathlib.Path) -> tuple[float, float]:
-    """Seconds that importing what eqxlike needs takes, and then eqxlike: medians of processes."""
+    """The import times of eqxlike's dependencies and of eqxlike: medians over processes."""
     pairs = [run([python, "-c", TIMED], scratch).split() for _ in range(IMPORTS + 1)]
-    # The first process compiles the sources.
+    # The first process compiles the sources to bytecode.
     of_needs, of_ours = zip(*pairs[1:], strict=True)
     return statistics.median(map(float, of_needs)), statistics.median(map(float, of_ours))
 
 
 def found_pythons(project: dict[str, Any]) -> dict[str, str]:
-    """The Pythons that the classifiers name: paths by version.
+    """The paths of the Pythons in the classifiers, by version.
 
-    Exits if one is not on this machine.
+    Exits if one of them is not installed.
     """
     named = [each.rpartition(" :: ")[2] for each in project["classifiers"]]
     versions = [each for each in named if each.startswith("3.")]
@@ -233,15 +233,15 @@ def version_of(python: str) -> str:
 
 
 def run(command: Sequence[Any], folder: pathlib.Path = ROOT, **variables: str) -> str:
-    """What a command prints.
+    """Runs a command and returns its output.
 
     **Arguments:**
 
-    - `variables`: of its environment, beside those that are there.
+    - `variables`: additional environment variables.
 
-    **Raises:** `Failed` with the end of what it said if its status is not 0.
+    **Raises:** `Failed`, with the end of the output, if the status is not 0.
     """
-    # Nothing of the checkout is on the path.
+    # Without PYTHONPATH, the command cannot import the checkout.
     surrounding = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(
         [str(part) for part in command],
@@ -258,7 +258,7 @@ def run(command: Sequence[Any], folder: pathlib.Path = ROOT, **variables: str) -
 
 
 def size_of(path: pathlib.Path) -> int:
-    """The bytes of a file, or of all files in a folder but for compiled ones."""
+    """The size in bytes of a file, or of a folder without its `.pyc` files."""
     if path.is_file():
         return path.stat().st_size
     files = (each for each in path.rglob("*") if each.is_file() and each.suffix != ".pyc")
@@ -279,7 +279,7 @@ def too_large(figures: dict[str, float], last: dict[str, float]) -> list[str]:
 
 
 def table(figures: dict[str, float], last: dict[str, float]) -> str:
-    """The figures beside the last ones, in lines."""
+    """A table of the figures and the figures of the last release."""
     width = max(map(len, figures))
     lines = [f"{'':{width}}  {'now':>10}  {'last':>10}  ratio"]
     for name, value in figures.items():

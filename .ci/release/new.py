@@ -1,8 +1,8 @@
 """Makes a release: `make release VERSION=0.2.0`, on a clean checkout of the main branch.
 
-It dates the section "Unreleased" of CHANGELOG.md, writes the version, builds the wheel and the
-sdist and checks them, then commits and tags. It pushes nothing. After `git push --follow-tags`,
-the workflow "Release" publishes the tag. If the check fails, the files are as they were.
+It dates the section "Unreleased" of CHANGELOG.md, writes the version, builds and checks the wheel
+and the sdist, commits and tags. It pushes nothing. After `git push --follow-tags`, the workflow
+"Release" publishes the tag. If the check fails, all files are restored.
 
 `new.py --changes` prints the newest dated section of the changelog.
 """
@@ -40,7 +40,7 @@ def main(arguments: list[str] | None = None, root: pathlib.Path = ROOT) -> int:
 
 
 class ReleaseError(Exception):
-    """Why there is no release."""
+    """The reason why the release stopped."""
 
 
 def release(version: str, root: pathlib.Path) -> None:
@@ -66,7 +66,7 @@ def release(version: str, root: pathlib.Path) -> None:
 def dated(
     changelog: str, citation: str, code: str, *, version: str, date: str
 ) -> tuple[str, str, str]:
-    """The texts of the three files after the release."""
+    """The texts of the three files with the new version and date."""
     changelog = changelog.replace(UNRELEASED, f"{UNRELEASED}\n## [{version}] - {date}\n", 1)
     citation = re.sub(r"^(version|date-released): .*\n", "", citation, flags=re.MULTILINE)
     citation = citation.replace(

@@ -1,7 +1,7 @@
-"""What an extra promises, tried in an environment that holds eqxlike and that extra alone.
+"""Tests the features of an extra, in an environment with only eqxlike and that extra.
 
-`python smoke.py EXTRA` exits 0 if it holds; "core" is not an extra. It is copied into an empty
-folder and run there, so that what is imported is what was installed.
+`python smoke.py EXTRA` exits 0 if the features work. `EXTRA` may be "core": eqxlike without extras.
+check.py copies this file to an empty folder, so that it imports the installed package.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ optimiser = optax.adam(1e-2)
 
 @contextlib.contextmanager
 def refused(words: str) -> Iterator[None]:
-    """Holds that what is done inside is an `ImportError` with these words."""
+    """Asserts that the block raises an `ImportError` whose message contains `words`."""
     said = "nothing"
     try:
         yield
@@ -36,7 +36,7 @@ def loss_of(model, x, key=None):
 
 
 def core() -> None:
-    """Trains and saves a small model; what is left out says which extra brings it."""
+    """Trains and saves a small model. A feature of an extra raises an error naming the extra."""
     folder = pathlib.Path(eqx.__file__).parent
     assert "site-packages" in folder.parts, folder
     assert (folder / "py.typed").is_file(), "the types are not shipped"
@@ -135,7 +135,7 @@ def with_export() -> None:
 
 
 def with_enzyme() -> None:
-    """There are builds for Python 3.11 alone; elsewhere the extra brings nothing, and says so."""
+    """Enzyme only has wheels for Python 3.11. On other versions `ad.Enzyme` raises an error."""
     gradient = eqx.filter_grad(lambda x: jnp.sum(x**2), mode=ad.Enzyme())
     if sys.version_info >= (3, 12):
         with refused("eqxlike[enzyme]"):

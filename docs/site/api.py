@@ -1,7 +1,7 @@
 """The pages of the API reference, and the public names on each.
 
-`PAGES` groups names as people look for them. A public name that no page mentions stands at the
-end of the page of its module, and a public module that has no page gets one: nothing is forgotten.
+`PAGES` groups names by subject. A public name that is missing there is added to the end of its
+module's page, and a public module without a page gets one, so the reference is complete.
 """
 
 import dataclasses
@@ -19,11 +19,11 @@ REST = "More"
 class Page:
     """A page of the API.
 
-    - `path`: its file, without `api/` and `.md`.
-    - `title`: its title, and its name in the menu.
-    - `module`: where its names are imported from.
-    - `sections`: a title to the names below it, in the order in which they stand.
-    - `takes_rest`: whether names of the module that no page mentions stand here.
+    - `path`: the path of its file, without `api/` and `.md`.
+    - `title`: its title, also in the menu.
+    - `module`: the module of its names.
+    - `sections`: maps the title of a section to its names, in order.
+    - `takes_rest`: whether this page lists the names of the module that no page mentions.
     """
 
     path: str
@@ -223,7 +223,7 @@ PAGES = (
     Page("internal", "For libraries built on Equinox", "eqxlike.internal", {}, takes_rest=True),
 )
 
-# A part of the package to its name in the menu.
+# The title in the menu of each part of the package.
 PARTS = {
     PACKAGE: "eqxlike",
     "eqxlike.nn": "nn",
@@ -268,7 +268,7 @@ def summary(module: str, name: str) -> str:
     """The first sentence or line of a docstring."""
     value = getattr(importlib.import_module(module), name)
     if type(value).__doc__ == value.__doc__:
-        return ""  # an instance, without a docstring of its own
+        return ""  # an instance has no docstring of its own
     first = (inspect.getdoc(value) or "").partition("\n\n")[0].replace("\n", " ")
     if first.startswith(("**", ">>>")):
         return ""
@@ -282,9 +282,9 @@ def shown(module: str, name: str) -> str:
 
 
 def home(module: str, name: str) -> tuple[str, str]:
-    """The module and the name under which an object with several names is described.
+    """The module and the name under which the reference documents an object with several names.
 
-    This is the name that equals the object's `__name__`, or else the first.
+    This is the name that equals the object's `__name__`, or the first name if none is equal.
     """
     return _homes()[id(getattr(importlib.import_module(module), name))]
 

@@ -1,7 +1,7 @@
 """Draws the chart on the home page: `python -m docs.site.chart` writes docs/images/calls-*.svg.
 
-It shows a committed run of `python -m benchmarks.jit_overhead`. A test compares
-the files with it.
+It shows a committed run of `python -m benchmarks.jit_overhead`. A test checks that the files are
+up to date.
 """
 
 import json
@@ -26,7 +26,7 @@ ROWS = {
     "Adam step, depth 64, width 8, batch 32": "Adam step, 64 layers of 8",
 }
 
-# Colours of text, light text and lines; then one for each column, distinct for the colour-blind.
+# Colours of text, light text, lines and columns. Colour-blind readers can tell the columns apart.
 THEMES = {
     "light": ("#1f2328", "#59636e", "#d6dae0", ("#0b6bcb", "#d9730d", "#8250b5")),
     "dark": ("#e6e9ee", "#9aa4b2", "#3a4452", ("#6cb2ff", "#ffab5e", "#c3a1f0")),
@@ -77,7 +77,7 @@ def draw(theme: str) -> str:
             ratio = columns[column]["completion_ratio"]["median"]
             parts.append(f'<circle cx="{_x(ratio)}" cy="{y:.0f}" r="7" fill="{colour}"/>')
             digits = 2 if ratio < 2 else 1 if ratio < 10 else 0
-            # Next to the line of `jax.jit`, not across it.
+            # The text is next to the line of `jax.jit`, so that the line does not cross it.
             anchor, aside = (
                 ("middle", 0) if ratio > 1.5 else ("start", -6) if ratio > 1 else ("end", 6)
             )

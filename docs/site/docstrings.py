@@ -10,7 +10,7 @@ import griffe
 
 from docs.site import links
 
-# A `>>>` would be a quotation in Markdown. An example ends at an empty line.
+# Markdown would render `>>>` as a quotation. An example ends at an empty line.
 ADMONITION = re.compile(r"^( *)!!! example\n\n((?:(?:\1    .*)?\n?)+)", re.MULTILINE)
 EXAMPLE = re.compile(r"^( *)>>> .*(?:\n(?! *$).*)*", re.MULTILINE)
 
@@ -60,7 +60,7 @@ class Docstrings(griffe.Extension):
                 signature = inspect.signature(value)
             except (TypeError, ValueError):
                 return
-            # Not the docstring of `object.__init__`.
+            # Removes the docstring that `__init__` inherits from `object`.
             docstring = value.__init__.__doc__ if inspect.isfunction(value.__init__) else None
             cls.set_member("__init__", shown_function("__init__", signature, docstring))
         if "__call__" not in cls.members:
@@ -75,7 +75,7 @@ class Docstrings(griffe.Extension):
 def shown_function(
     name: str, signature: inspect.Signature, docstring: str | None
 ) -> griffe.Function:
-    """A method with the parameters of `signature`, which has no `self`."""
+    """A method with the parameters of `signature`, which does not include `self`."""
     parameters = [griffe.Parameter("self", kind=KINDS[inspect.Parameter.POSITIONAL_ONLY])]
     for each in signature.parameters.values():
         if each.name.startswith("_"):
@@ -90,7 +90,7 @@ def shown_function(
 
 
 def shown_default(value: Any) -> str:
-    """A default as a user would write it."""
+    """A default value as source code."""
     if inspect.isroutine(value) or inspect.isclass(value):
         return value.__name__
     text = repr(value)

@@ -1,4 +1,4 @@
-"""Hooks of mkdocs: generated pages, and checks of the finished site."""
+"""Hooks of mkdocs: generated pages, and checks of the built site."""
 
 import logging
 import pathlib
@@ -15,7 +15,7 @@ from mkdocs.structure.pages import Page  # noqa: E402
 
 from docs.site import api_pages, links, measured, tutorials  # noqa: E402
 
-# Pages load nothing from other sites. Links to other sites are allowed.
+# Elements that load a resource from another site. Links are allowed.
 FETCHED = re.compile(
     r"<(?:script|img|iframe|source)[^>]*\ssrc=[\"']?(?:https?:)?//[^\"'\s>]+"
     r"|<link[^>]*rel=[\"']?(?:stylesheet|preconnect|preload|icon)[^>]*href=[\"']?(?:https?:)?//[^\"'\s>]+"
@@ -27,7 +27,7 @@ GENERATED = {"api": api_pages, "measured": measured, "tutorials": tutorials}
 
 
 def on_config(config: Any) -> Any:
-    """Sets the repository, and puts the generated pages into the menu.
+    """Sets the URL of the repository, and adds the generated pages to the menu.
 
     In strict mode mkdocs fails if warnings were logged. `--quiet` would suppress them, so the level
     is at most WARNING.
@@ -51,7 +51,7 @@ def on_files(files: Files, config: Any) -> Files:
 
 def on_page_markdown(markdown: str, page: Page, config: Any, files: Files) -> str:
     if page.file.src_uri.startswith("api/"):
-        return markdown  # docstrings.py has made the links
+        return markdown  # docstrings.py has added the links
     if page.file.abs_src_path is not None:
         folder = pathlib.Path(page.file.abs_src_path).parent
         markdown = links.to_tutorials(links.to_tests(markdown), tutorials.paths())
@@ -62,9 +62,9 @@ def on_page_markdown(markdown: str, page: Page, config: Any, files: Files) -> st
 
 
 def on_post_build(config: Any) -> None:
-    """Raises an error if a page loads something from another site.
+    """Raises an error if a page loads a resource from another site.
 
-    The theme's script would load Mermaid, or the number of stars on GitHub, if a page used them.
+    The theme's script loads Mermaid, or the number of stars on GitHub, if a page uses them.
     """
     for path in pathlib.Path(config.site_dir).rglob("*"):
         if path.suffix in (".html", ".css"):

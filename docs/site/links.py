@@ -1,4 +1,4 @@
-"""Adds links to the pages of the site that the Markdown files do not have."""
+"""Adds links to the pages of the site: to the API, tests, tutorials and the repository."""
 
 import functools
 import pathlib
@@ -20,7 +20,7 @@ TARGET = re.compile(r"\]\((?!https?:|#)([^)#\s]+)((?:#[^)\s]*)?)\)")
 
 
 def outside_code(text: str, change: Callable[[str], str]) -> str:
-    """Applies `change` to `text` outside of blocks of code."""
+    """Applies `change` to `text`, except in blocks of code."""
     parts, end = [], 0
     for block in FENCE.finditer(text):
         parts += [change(text[end : block.start()]), block[0]]
@@ -56,7 +56,7 @@ def to_tutorials(text: str, paths: Mapping[str, str]) -> str:
     **Arguments:**
 
     - `text`: the Markdown of a page in `docs/`.
-    - `paths`: the target of a link to the path of the page.
+    - `paths`: maps the target of a link to the path of the page.
     """
 
     def to_page(match: re.Match[str]) -> str:
@@ -66,7 +66,7 @@ def to_tutorials(text: str, paths: Mapping[str, str]) -> str:
 
 
 def to_repository(text: str, folder: pathlib.Path) -> str:
-    """Turns links to files that are not pages into links to the repository's home."""
+    """Turns links to files that are not pages into links to the repository on GitHub."""
 
     def absolute(match: re.Match[str]) -> str:
         path = (folder / match[1]).resolve()
@@ -80,13 +80,13 @@ def to_repository(text: str, folder: pathlib.Path) -> str:
 
 @functools.cache
 def _identifiers() -> dict[str, str]:
-    """Full names by the names that pages use, such as `nn.Linear` and `filter_jit`."""
+    """Maps the names that pages use, such as `nn.Linear` and `filter_jit`, to full names."""
     return {
         api.shown(page.module, name): f"{page.module}.{name}"
         for page in api.pages()
         for names in page.sections.values()
         for name in names.split()
-        # Some names of the top level are also ordinary words, and would be linked by mistake.
+        # Some top-level names are also ordinary words, which must not become links.
         if api.shown(page.module, name) not in AMBIGUOUS
     }
 

@@ -1,7 +1,7 @@
 """The measured tables, generated from the reports in benchmarks/results/.
 
 The site has a page for each benchmark. The repository has `docs/measured.md`, with the tables that
-the guides quote: `python -m docs.site.measured` writes it again.
+the guides quote. `python -m docs.site.measured` updates it.
 """
 
 import ast
@@ -25,7 +25,7 @@ from docs.site.links import HOME, ROOT
 RESULTS = ROOT / "benchmarks" / "results"
 NAME = re.compile(r"(?P<benchmark>.+?)-(?P<device>\w+)-jax-(?P<jax>[\d.]+)")
 TITLED = re.compile(r"^(?!\||- |#)(?P<title>\S.*)\n\n(?=\|)", re.MULTILINE)
-# Entries of `machine` that are not versions.
+# The entries of `machine` that are not versions of packages.
 NO_VERSION = {"date", "platform", "cpu", "cores", "backend", "device", "devices"}
 
 Report = Mapping[str, Any]
@@ -152,7 +152,7 @@ def summary() -> str:
         path = RESULTS / f"{name}-cpu-jax-0.10.2.json"
         report = json.loads(path.read_text())
         for row in report["rows"]:
-            row["notes"] = []  # they do not say which row they are about
+            row["notes"] = []  # notes do not name their row
         source = f"The run: [{path.name}](../benchmarks/results/{path.name})."
         tables = TITLED.sub(r"**\g<title>**\n\n", _plain(report))
         parts += [f"## {title}", *texts, source, tables]

@@ -92,7 +92,7 @@ def chart(figure: Figure, points: Sequence[Point]) -> str:
                 f'<circle class="jax-{index}" cx="{x(each):.1f}" cy="{y(value):.1f}" r="4">'
                 f"<title>{html.escape(_run(each))}</title></circle>"
             )
-            # If there are many points, only the last of each line gets a label. The table has all.
+            # With many points, only the last point of a line has a label.
             if len(points) <= 6 or each is own[-1]:
                 parts.append(
                     f'<text x="{x(each):.1f}" y="{y(value) - 8:.1f}">{_number(value)}</text>'
@@ -106,7 +106,7 @@ def chart(figure: Figure, points: Sequence[Point]) -> str:
 
 
 def _section(figures: Sequence[Figure], points: Sequence[Point]) -> Iterator[str]:
-    """The charts of figures that at least two runs have, and the table of all figures."""
+    """The charts of the figures with at least two runs, and the table of all figures."""
     shown = [
         figure for figure in figures if any(figure.title in each["figures"] for each in points)
     ]

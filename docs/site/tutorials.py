@@ -50,12 +50,12 @@ OPTIONS = {
 }
 # The captions of the pictures that scripts draw with `--out`.
 PICTURED = {
-    "bayesian": "Intervals of each method around the wave, and beyond where points were seen",
-    "neural_ode": "Swings from starts that were not seen: the truth, the network, the linear law",
-    "simulation_based_calibration": "Where true values stand among the draws, by method",
-    "vae": "Above, digits that were held out; below, digits that the decoder made",
+    "bayesian": "Intervals of each method, within and beyond the range of the training data",
+    "neural_ode": "Trajectories from new initial states: the truth, the network, the linear law",
+    "simulation_based_calibration": "Ranks of the true values among the draws, by method",
+    "vae": "Above: held-out digits. Below: digits from the decoder",
 }
-# One processor as four devices.
+# Makes JAX use the CPU as four devices.
 FOUR_DEVICES = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
 ENVIRONMENT = {"devices": FOUR_DEVICES, "multi_host": FOUR_DEVICES}
 

@@ -1,4 +1,4 @@
-"""`--whole`: every program, not the sample alone. `--suites`: the libraries' own tests instead."""
+"""Options: `--whole` runs all programs; `--suites` runs the libraries' own test suites instead."""
 
 import json
 import pathlib
@@ -11,8 +11,8 @@ from tests.downstream import run
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--whole", action="store_true", help="all programs, not the sample alone")
-    parser.addoption("--suites", action="store_true", help="the libraries' own tests instead")
+    parser.addoption("--whole", action="store_true", help="run all programs instead of the sample")
+    parser.addoption("--suites", action="store_true", help="run the libraries' own suites instead")
 
 
 def pytest_ignore_collect(collection_path: pathlib.Path, config: pytest.Config) -> bool | None:
@@ -21,7 +21,7 @@ def pytest_ignore_collect(collection_path: pathlib.Path, config: pytest.Config) 
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """The table of the suites."""
+    """Prints the results of the suites as a table."""
     reports = [
         report for word in ("passed", "failed") for report in terminalreporter.stats.get(word, [])
     ]
@@ -36,7 +36,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """One test a program. Those of a topic go to one worker, which runs them in one process."""
+    """Makes a test for each program. One worker runs all programs of a topic, in one process."""
     if {"topic", "name"} <= set(metafunc.fixturenames):
         command = [sys.executable, "-m", run.__name__, "list"]
         listed = subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout

@@ -1,7 +1,8 @@
-"""Programs on libraries that are built on Equinox: what one is, and where they are found.
+"""The registry of programs that use libraries built on Equinox.
 
-A topic is a file of `programs/`. A program takes nothing and returns a tree of arrays. What it
-compiles stands at the level of its file, so that a second call compiles nothing.
+A topic is a file of `programs/`. A program is a function without arguments that returns a tree of
+arrays. Its compiled functions are at the top level of the file, so that a second call compiles
+nothing.
 """
 
 import importlib
@@ -16,7 +17,7 @@ Run = Callable[[], Any]
 
 
 class Program(NamedTuple):
-    """A program, and whether it is in the sample that CI runs."""
+    """A program. CI only runs sampled programs."""
 
     run: Run
     is_sampled: bool
@@ -26,21 +27,21 @@ class Programs(dict[str, Program]):
     """The programs of a topic by name."""
 
     def add(self, run: Run, name: str = "", sampled: bool = False) -> Run:
-        """Adds a program, under the name of the function unless another is given."""
+        """Adds a program. The default of `name` is the name of the function."""
         name = name or run.__name__
         assert name not in self, f"two programs are named {name}"
         self[name] = Program(run, sampled)
         return run
 
     def sample(self, run: Run) -> Run:
-        """Adds a program to the sample; a decorator, as `add` is."""
+        """Adds a program to the sample. Used as a decorator, like `add`."""
         return self.add(run, sampled=True)
 
     def names(self, is_whole: bool) -> list[str]:
-        """Of all programs, or of the sample."""
+        """The names of all programs or of the sample."""
         return [name for name, program in self.items() if is_whole or program.is_sampled]
 
 
 def programs_of(topic: str) -> Programs:
-    """The programs of a topic. Imports what they are built on."""
+    """The programs of a topic. Imports their libraries."""
     return importlib.import_module(f"tests.downstream.programs.{topic}").programs

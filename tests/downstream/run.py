@@ -1,10 +1,12 @@
-"""Runs programs on one library, in a process of its own.
+"""Runs programs on one library, in a separate process.
 
-`python -m tests.downstream.run LIBRARY FILE TOPIC [NAME ...]` runs the programs of a topic, or
-those named, on Equinox or on eqxlike in its place, and writes to the file what each returned: a
-pickled dictionary from names to arrays by path, or to the text of what was raised.
+`python -m tests.downstream.run LIBRARY FILE TOPIC [NAME ...]` runs programs of a topic on LIBRARY,
+which is `equinox` or `eqxlike`. Without NAME, it runs all programs of the topic. It writes a
+pickled dictionary to FILE. The dictionary maps the name of a program to its arrays by path, or to
+its traceback if the program raised an error.
 
-`python -m tests.downstream.run list` prints the names by topic, as JSON: the sample and the whole.
+`python -m tests.downstream.run list` prints the names of the sample and of all programs by topic,
+as JSON.
 """
 
 import json
@@ -22,7 +24,7 @@ EQUINOX, OURS = "equinox", "eqxlike"
 
 
 def begin(library: str) -> None:
-    """Sees to it that `equinox` is the library asked for from here on, and numbers of 64 bits."""
+    """Makes `import equinox` import `library`, and enables 64-bit numbers."""
     os.environ["JAX_ENABLE_X64"] = "1"
     if library == OURS:
         import eqxlike
@@ -31,14 +33,14 @@ def begin(library: str) -> None:
 
 
 def check_library(library: str) -> None:
-    """Raises AssertionError if `equinox` was another library after all, or both are there."""
+    """Asserts that `library` was imported and the other library was not."""
     files = [getattr(module, "__file__", None) or "" for module in list(sys.modules.values())]
     found = {EQUINOX, OURS} & {pathlib.Path(file).parent.name for file in files}
-    assert found == {library}, f"imported were {found}, not {library} alone"
+    assert found == {library}, f"expected only {library} to be imported, got {found}"
 
 
 def arrays_of(tree: Any) -> dict[str, Any]:
-    """The leaves of what a program returned, as NumPy arrays by their paths."""
+    """The leaves of `tree` as NumPy arrays, by path."""
     import jax
     import numpy as np
 
@@ -49,7 +51,7 @@ def arrays_of(tree: Any) -> dict[str, Any]:
 
 
 def outcome(run: Run) -> dict[str, Any] | str:
-    """What a program returned, or the text of what it raised."""
+    """The arrays that a program returns, by path, or its traceback if it raises an error."""
     try:
         return arrays_of(run())
     except Exception:

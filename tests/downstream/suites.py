@@ -1,9 +1,9 @@
-"""The test suites that libraries built on Equinox ship, on Equinox and on eqxlike in its place.
+"""Runs the test suites of libraries built on Equinox, on Equinox and on eqxlike.
 
-A suite comes from the library's source distribution. The library and what its tests need are
-installed in an environment of their own, which finds the packages of this one too: JAX and Equinox
-are the same there. `python suites.py OUTCOMES [ARGUMENT ...]` is what runs in it: pytest, with each
-test's outcome written to a file as it comes.
+A suite comes from the source distribution of its library. Each suite has an environment with the
+library and the requirements of its tests. The environment also sees the packages of this
+environment, so both have the same JAX and Equinox. `python suites.py OUTCOMES [ARGUMENT ...]` runs
+pytest there and writes the outcome of each test to the file OUTCOMES.
 """
 
 import itertools
@@ -27,10 +27,10 @@ BUILD = pathlib.Path(__file__).parents[2] / "build" / "suites"
 OURS = "eqxlike"
 LIBRARIES = ("equinox", OURS)
 FIXED = ("jax", "jaxlib", "equinox", "lineax", "optimistix", "diffrax")
-# From 9.0 on `pytest.approx` refuses arrays of JAX.
+# Since pytest 9.0, `pytest.approx` refuses JAX arrays.
 RUNNER = ("pytest==8.4.2", "pytest-timeout==2.4.0")
 ERROR = "E  "
-"""How pytest begins the lines of an error."""
+"""The prefix of pytest's error lines."""
 TEST_LIMIT_S, SUITE_LIMIT_S = 300, 3600
 WRONG_LIBRARY = 3
 
@@ -38,12 +38,12 @@ WRONG_LIBRARY = 3
 class Suite(NamedTuple):
     """The suite of a version of a library.
 
-    - `needs`: what its tests require and the library does not.
-    - `paths`: where its tests are.
-    - `settings`: environment variables, which the suite sets too late or by a plugin.
-    - `sample_size`: how many tests are run where all take more than 15 minutes.
-    - `newest_python`: the newest Python on which it installs.
-    - `refused`: its tests of what is an error here on purpose.
+    - `needs`: requirements of its tests that the library does not require.
+    - `paths`: paths of its tests.
+    - `settings`: environment variables that the suite sets too late or by a plugin.
+    - `sample_size`: number of tests to run, if all tests take more than 15 minutes.
+    - `newest_python`: the newest Python that the library supports.
+    - `refused`: tests that expect success where eqxlike raises an error on purpose.
     """
 
     library: str
@@ -57,7 +57,7 @@ class Suite(NamedTuple):
 
 
 BEARTYPE = "beartype==0.22.9"
-# Tests in docstrings and pages.
+# Sybil runs the examples in docstrings and pages.
 SYBIL = "sybil[pytest]>=9.2"
 UNXT_NEEDS = (
     *(BEARTYPE, SYBIL, "hypothesis[numpy]", "optional-dependencies", "unxt-hypothesis==1.11.0"),
@@ -79,27 +79,27 @@ SUITES = (
     Suite("haliax", "1.4.dev453", ("chex==0.1.91",), refused=ARRAYS_IN_STATIC_FIELDS),
     Suite("megalodon-jax", "0.2.2", newest_python=(3, 11)),
     Suite("gpjax", "1.0.0", ("networkx", "mktestdocs"), sample_size=200, newest_python=(3, 11)),
-    # Without its simulations, minutes each.
+    # Leaves out the simulations, which take minutes each.
     Suite("fdtdx", "0.6.3", paths=("tests/unit", "tests/integration"), sample_size=200),
     Suite("fleqx", "0.0.5"),
     Suite("flowjax", "19.1.2", (BEARTYPE, "numpyro")),
     Suite("tinygp", "0.3.1"),
     Suite("interpax", "0.3.16"),
     Suite("unxt", "1.11.4", UNXT_NEEDS, ("README.md", "src", "tests")),
-    # Newer versions use what JAX no longer has, or are built on Flax.
+    # Newer versions use functions that JAX removed, or are built on Flax.
     Suite("evermore", "0.3.2"),
     Suite("diffraxtra", "1.6.0", (SYBIL, "attrs"), ("README.md", "src", "tests")),
 )
 
 
 class Outcome(NamedTuple):
-    """What became of a test: `passed`, `failed` or `skipped`, and the text of its error."""
+    """The outcome of a test: `passed`, `failed` or `skipped`, with the text of its error."""
 
     word: str
     error: str = ""
 
     def last_error(self) -> str:
-        """What was raised last, in a line: pytest shows its details below it."""
+        """The first line of the last error. pytest prints the error's details below it."""
         errors = [
             line.removeprefix(ERROR).strip()
             for before, line in itertools.pairwise(["", *self.error.splitlines()])
@@ -109,9 +109,9 @@ class Outcome(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """The tests of a suite that ran, and those that passed on both libraries or on one alone.
+    """The number of tests that ran, and the tests that passed on both libraries or on one alone.
 
-    `equinox_alone` holds what became of each here.
+    `equinox_alone` maps each test that only passed on Equinox to its outcome on eqxlike.
     """
 
     num_run: int
@@ -121,14 +121,14 @@ class Comparison(NamedTuple):
 
 
 def run_checked(command: list[Any]) -> None:
-    """Runs a command. Raises RuntimeError with the end of what it printed if it fails."""
+    """Runs a command. If it fails, raises RuntimeError with the end of its output."""
     process = subprocess.run(command, text=True, stdout=-1, stderr=subprocess.STDOUT)
     if process.returncode:
         raise RuntimeError(f"{' '.join(map(str, command))} failed:\n{process.stdout[-2000:]}")
 
 
 def installed(suite: Suite) -> pathlib.Path:
-    """The folder with the suite's `source` and `environment`, made unless they are there."""
+    """The folder with the suite's `source` and `environment`. Creates them if they are missing."""
     python_and_jax = f"python{sys.version_info[0]}.{sys.version_info[1]}-jax{version('jax')}"
     folder = BUILD / f"{suite.library}-{suite.version}-{python_and_jax}"
     if (folder / "installed").exists():
@@ -141,7 +141,7 @@ def installed(suite: Suite) -> pathlib.Path:
     with tarfile.open(next(folder.glob("*.tar.gz"))) as archive:
         archive.extractall(folder, filter="data")
     next(folder.glob("*/PKG-INFO")).parent.rename(folder / "source")
-    # A suite without a configuration of its own would get eqxlike's.
+    # Without a configuration file here, pytest would use eqxlike's configuration.
     (folder / "pytest.ini").touch()
     venv.create(folder / "environment")
     site_packages = next((folder / "environment").glob("lib/python*/site-packages"))
@@ -160,7 +160,7 @@ def installed(suite: Suite) -> pathlib.Path:
 
 
 def outcomes(suite: Suite, library: str) -> dict[str, Outcome]:
-    """The outcomes of the tests of a suite on a library. Tests that did not end have none."""
+    """The outcomes of the tests of a suite on a library, without tests that did not finish."""
     folder = installed(suite)
     file = folder / f"{library}.jsonl"
     file.unlink(missing_ok=True)
@@ -168,7 +168,7 @@ def outcomes(suite: Suite, library: str) -> dict[str, Outcome]:
     command += [*suite.paths, "--rootdir", "."]
     command += ["--timeout", str(TEST_LIMIT_S), "-p", "no:randomly", "-p", "no:cacheprovider"]
     command += ["--continue-on-collection-errors", "--hypothesis-seed", "0"]
-    # eqxlike, which is imported before pytest starts, imports jaxtyping.
+    # eqxlike is imported before pytest starts, and imports jaxtyping.
     command += ["-W", "ignore:Module already imported so cannot be rewritten"]
     settings = {"SUITE_LIBRARY": library, "SUITE_SAMPLE_SIZE": str(suite.sample_size)}
     with open(folder / f"{library}.log", "w") as log:
@@ -183,7 +183,7 @@ def outcomes(suite: Suite, library: str) -> dict[str, Outcome]:
             process.wait(SUITE_LIMIT_S)
         except subprocess.TimeoutExpired:
             process.kill()
-    assert process.returncode != WRONG_LIBRARY, f"`equinox` was the other library: {log.name}"
+    assert process.returncode != WRONG_LIBRARY, f"the suite imported the wrong library: {log.name}"
     lines = file.read_text().splitlines() if file.exists() else []
     return {test: Outcome(*rest) for test, *rest in map(json.loads, lines)}
 
@@ -195,7 +195,7 @@ def compare(suite: Suite) -> Comparison:
         {test for test, outcome in each.items() if outcome.word == "passed"}
         for each in (theirs, ours)
     )
-    absent = Outcome("absent", "did not run, or did not end")
+    absent = Outcome("absent", "did not run or did not finish")
     alone = {
         test: ours.get(test) or ours.get(test.partition("::")[0], absent)
         for test in sorted(there - here)
@@ -208,7 +208,7 @@ MAX_MAPS = 30_000
 
 
 class Recorder:
-    """A pytest plugin that writes the outcome of each test to a file, a line each."""
+    """A pytest plugin that writes the outcome of each test as a line of a file."""
 
     def __init__(self, file: str):
         self.lines = open(file, "w", buffering=1)  # noqa: SIM115
@@ -230,8 +230,8 @@ class Recorder:
             self.write(report)
 
     def pytest_runtest_logfinish(self) -> None:
-        # Each program takes 20 to 40 mappings. Where the kernel gives no more, 65,530 by default,
-        # jaxlib crashes, with either library.
+        # Each compiled program needs 20 to 40 memory mappings. jaxlib crashes, with either
+        # library, when the process exceeds the kernel's limit (65,530 by default).
         maps = pathlib.Path("/proc/self/maps")
         if maps.exists() and maps.read_text().count("\n") > MAX_MAPS and "jax" in sys.modules:
             sys.modules["jax"].clear_caches()
@@ -246,15 +246,15 @@ class Recorder:
 
 
 def main(file: str, *arguments: str) -> None:
-    """Runs pytest in the current folder. Exits with WRONG_LIBRARY if Equinox was the other one."""
+    """Runs pytest in the current folder. Exits with WRONG_LIBRARY if it imported the other one."""
     sys.path.insert(0, os.getcwd())
-    # Which examples a busy machine is too slow for says nothing of either library.
+    # Without a deadline: an example that is slow on a busy machine is no failure of a library.
     hypothesis.settings.register_profile("suites", deadline=None)
     hypothesis.settings.load_profile("suites")
     pytest.main(list(arguments), plugins=[Recorder(file)])
     imported = {name for name in LIBRARIES if getattr(sys.modules.get(name), "__file__", None)}
     if imported != {os.environ["SUITE_LIBRARY"]}:
-        print(f"imported were {imported}")
+        print(f"imported libraries: {imported}")
         sys.exit(WRONG_LIBRARY)
 
 

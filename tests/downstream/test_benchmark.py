@@ -1,4 +1,4 @@
-"""The programs that `benchmarks.downstream` times are there, and in the sample."""
+"""The programs that `benchmarks.downstream` times exist and are in the sample."""
 
 import pytest
 
@@ -11,7 +11,7 @@ def test_programs_that_are_timed_are_in_the_sample(timed):
     assert set(downstream.PROGRAMS[timed]) <= set(programs_of(timed).names(is_whole=False))
 
 
-def test_a_program_is_timed_in_a_process_of_its_own_library():
+def test_each_library_is_timed_in_a_separate_process():
     row = downstream.Row(downstream.FIRST, "linear_solves", "what_operators_say")
     ours = downstream.in_process("eqxlike", row.topic, row.program)
     theirs = downstream.in_process("equinox", row.topic, row.program)

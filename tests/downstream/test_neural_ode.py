@@ -1,4 +1,4 @@
-"""The tutorial on neural ODEs, in a short form: Diffrax on eqxlike, in a process of its own."""
+"""A short run of the tutorial on neural ODEs: Diffrax on eqxlike, in a separate process."""
 
 import pathlib
 import re
@@ -8,7 +8,7 @@ import sys
 SCRIPT = pathlib.Path(__file__).parents[2] / "examples" / "neural_ode.py"
 
 
-def test_network_learns_the_pendulum_and_no_line_does(tmp_path):
+def test_network_learns_the_pendulum_and_a_linear_law_does_not(tmp_path):
     picture = tmp_path / "swings.png"
     command = [sys.executable, str(SCRIPT), "--steps", "60", "--seconds", "1"]
     command += ["--out", str(picture)]

@@ -13,7 +13,7 @@ def test_examples_print_what_the_page_shows():
     blocks = re.findall(r"^```(python|text)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
     program = "\n".join(text for kind, text in blocks if kind == "python")
     shown = "".join(text for kind, text in blocks if kind == "text")
-    # A process of its own: here Equinox may have been imported already.
+    # A separate process, because this process may have imported Equinox.
     process = subprocess.run(
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=300
     )

@@ -1,4 +1,4 @@
-"""Libraries that are built on Equinox compute on eqxlike what they compute on Equinox."""
+"""Libraries built on Equinox give the same results on eqxlike as on Equinox."""
 
 import functools
 import pathlib
@@ -14,12 +14,12 @@ import pytest
 from tests.downstream import run
 
 TOLERANCE = 1e-9
-"""Of the largest number of an array, in numbers of 64 bits."""
+"""The tolerance relative to the largest number of an array, in float64."""
 
 
 @functools.cache
 def outcomes(library: str, topic: str, names: tuple[str, ...]) -> dict[str, Any]:
-    """What programs of a topic come to on a library, each in the same process."""
+    """The outcomes of programs of a topic on a library. All programs run in one process."""
     with tempfile.TemporaryDirectory() as folder:
         file = pathlib.Path(folder, "outcomes")
         command = [sys.executable, "-m", run.__name__, library, str(file), topic, *names]
@@ -30,7 +30,7 @@ def outcomes(library: str, topic: str, names: tuple[str, ...]) -> dict[str, Any]
 
 @pytest.fixture
 def names_of_topic(request, topic) -> tuple[str, ...]:
-    """The programs of a topic that are to run: these tests and no other."""
+    """The names of the selected programs of a topic."""
     parameters = [getattr(item, "callspec", None) for item in request.session.items]
     return tuple(
         each.params["name"] for each in parameters if each and each.params.get("topic") == topic
@@ -39,7 +39,7 @@ def names_of_topic(request, topic) -> tuple[str, ...]:
 
 def test_eqxlike_gives_the_numbers_of_equinox(topic, name, names_of_topic):
     theirs = outcomes(run.EQUINOX, topic, names_of_topic)[name]
-    assert isinstance(theirs, dict), f"on Equinox itself:\n{theirs}"
+    assert isinstance(theirs, dict), f"the program failed on Equinox:\n{theirs}"
     ours = outcomes(run.OURS, topic, names_of_topic)[name]
     assert isinstance(ours, dict), ours
     assert {path: (each.dtype, each.shape) for path, each in ours.items()} == {

@@ -1,4 +1,4 @@
-"""Tests of libraries built on Equinox that pass on Equinox pass on eqxlike."""
+"""If a test of a library built on Equinox passes on Equinox, it passes on eqxlike."""
 
 import sys
 
@@ -8,7 +8,7 @@ from tests.downstream import suites
 
 
 @pytest.mark.parametrize("suite", suites.SUITES, ids=lambda suite: suite.library)
-def test_what_passes_on_equinox_passes_here(suite, record_property):
+def test_suite_passes_on_eqxlike_as_on_equinox(suite, record_property):
     if sys.version_info[:2] > suite.newest_python:
         pytest.skip(f"{suite.library} {suite.version} does not install on this Python")
     found = suites.compare(suite)
@@ -20,4 +20,4 @@ def test_what_passes_on_equinox_passes_here(suite, record_property):
         for test, outcome in found.equinox_alone.items()
         if test not in suite.refused
     ]
-    assert not lines, "\n".join(["on Equinox alone:", *lines])
+    assert not lines, "\n".join(["passed only on Equinox:", *lines])

@@ -1,4 +1,4 @@
-"""Fixtures of several tests of pages, examples and benchmarks."""
+"""Fixtures for tests of pages, examples and benchmarks."""
 
 import json
 
@@ -8,14 +8,14 @@ import pytest
 
 @pytest.fixture
 def promotion():
-    """JAX's own promotion, as users have it. Optax's Adam, NNX and NumPyro need it."""
+    """Allows dtype and rank promotion, as JAX does by default. Adam, NNX and NumPyro need it."""
     with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
         yield
 
 
 @pytest.fixture
 def report_of(tmp_path):
-    """A function that runs the command of a benchmark and returns the report that it writes."""
+    """A function that runs a benchmark's command and returns the report it writes."""
 
     def run(benchmark, *arguments, status=0, **options):
         path = tmp_path / "made" / "report.json"

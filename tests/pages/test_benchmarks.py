@@ -1,4 +1,4 @@
-"""The benchmarks: columns compute the same, reports are complete. No test uses a clock."""
+"""The columns of a benchmark agree, and reports are complete. No test uses a clock."""
 
 import dataclasses
 import importlib.util
@@ -51,13 +51,12 @@ pytestmark = pytest.mark.usefixtures("promotion")
 
 # --- the columns of each row ---
 
-# Sizes of 4 and 16 throughout: each new shape of a parameter costs the compilation of its initial
-# values, in each library.
+# All sizes are 4 or 16: each library compiles an initialiser for each shape of a parameter.
 MLP = Network("MLP", "mlp", layer_models.MLPSizes(4, 4, 2, 4), (3, 4))
 CNN = Network("CNN", "cnn", layer_models.CNNSizes(4, (4, 4), 4), (2, 4, 4, 4))
 
 
-# The other rows differ from these rows only in their size or class.
+# All other rows differ from these only in size or class.
 CHOSEN = {
     "list-of-2-layers",
     "flax-trainstate-8-layers-in-and-out",
@@ -68,7 +67,7 @@ CHOSEN = {
 
 
 def few(case, *chosen):
-    """The case with the chosen columns."""
+    """The case with only the chosen columns."""
     builders = {column: case.builders[column] for column in chosen}
     return dataclasses.replace(case, builders=builders, baseline=chosen[0])
 
@@ -78,7 +77,7 @@ def gradient_beside_nnx(network):
     return dataclasses.replace(row, case=few(row.case, layer_networks.OURS, NNX))
 
 
-# Rows that define their own check.
+# Rows with a check of their own.
 CHECKED = [
     *(
         row
@@ -119,7 +118,7 @@ def test_training_steps_feed_their_state_back():
 def test_training_loops_have_one_loss(monkeypatch):
     monkeypatch.setattr(training, "num_steps", lambda width: 16)
     training.batches.cache_clear()
-    # The other columns are like these columns.
+    # All other columns are similar to these.
     chosen = training.BY_HAND, training.MANY_UNCHECKED, training.AHEAD, training.EQUINOX
     calls, notes = cases.build(few(training.row(2, 1, has_peers=True), *chosen))
     training.batches.cache_clear()
@@ -146,15 +145,15 @@ def test_steps_of_whole_networks_have_one_loss_and_fit_in_memory(network):
     assert all("'torch'" in note for note in notes)
     models.check(steps, models.tolerance(network))
     state_bytes = 3 * 4 * sum(array.size for array in model_steps.weights(network))
-    steps.pop(model_steps.TORCH_EAGER, None)  # Its memory is unknown.
+    steps.pop(model_steps.TORCH_EAGER, None)  # PyTorch does not report its memory.
     assert all(step.peak_bytes() > state_bytes for step in steps.values())
-    steps[model_steps.NNX] = steps[model_steps.OURS]  # Three steps ahead.
+    steps[model_steps.NNX] = steps[model_steps.OURS]  # This training is three steps ahead.
     with pytest.raises(AssertionError, match="the losses of 'NNX' differ from those by hand"):
         models.check(steps, times=1)
 
 
 def test_rate_of_a_row_has_its_share_of_the_peak(monkeypatch):
-    # torchvision states 4.09e9 products for an image, six operations each in a step.
+    # torchvision states 4.09e9 multiplications an image. A step has six operations for each.
     network = next(each for each in model_steps.NETWORKS if each.name.startswith("ResNet-50"))
     assert network.flops / 128 == pytest.approx(6 * 4.09e9, rel=1e-3)
     times = summarise({"one": Samples((1e5,), (1e5,), 1)}, "one")
@@ -218,7 +217,7 @@ def test_import_is_timed_in_a_separate_process(monkeypatch, report_of):
     (row,) = report_of(import_time, "--rounds", "2", rows=rows)["rows"]
     assert list(row["columns"]) == [import_time.OURS, import_time.EQUINOX]
     assert "no_such_module" in row["notes"][0]
-    # This process cannot import the module.
+    # The current process cannot import the module.
     monkeypatch.setitem(sys.modules, "stringprep", None)
     assert import_time.import_s("import stringprep") > 0
 

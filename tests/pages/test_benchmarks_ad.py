@@ -1,4 +1,4 @@
-"""The benchmark of differentiation modes: its models agree with NumPyro. No test uses a clock."""
+"""The benchmark of differentiation modes: its models equal NumPyro's. No test uses a clock."""
 
 import dataclasses
 
@@ -14,7 +14,7 @@ from benchmarks.zoo import bayesian, bayesian_network, in_numpyro, registry
 from benchmarks.zoo.problem import by_path
 from eqxlike import ad
 
-# A model with a linked space is compared there, which includes the density in standard space.
+# If a model has a linked space, only this space is tested: it includes the standard density.
 OF_OTHER_WIDTHS = {*map(bayesian_network.name, bayesian_network.WIDTHS[1:])}
 OF_NUMPYRO = [
     [*registry.in_all_spaces(problem)][-1]

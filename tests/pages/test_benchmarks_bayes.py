@@ -1,5 +1,5 @@
-"""The benchmarks of Bayesian methods: data, scores and tables of the benchmark of quality, and the
-densities that the benchmark of cost compares. No test uses a clock.
+"""The benchmarks of Bayesian methods: data, scores and tables of the quality benchmark, and
+densities of the cost benchmark. No test uses a clock.
 """
 
 import functools
@@ -23,7 +23,7 @@ from eqxlike import bayes
 
 @pytest.fixture(autouse=True)
 def reuse(promotion):
-    """NumPyro uses keys again."""
+    """Allows key reuse, which NumPyro needs."""
     with jax.debug_key_reuse(False):
         yield
 
@@ -50,7 +50,7 @@ def test_split_has_each_example_once_and_is_standardised_by_its_training_part():
     for each in (part.x[:, :3], part.y):
         np.testing.assert_allclose(each.mean(axis=0), 0.0, atol=1e-6)
         np.testing.assert_allclose(each.std(axis=0), 1.0, rtol=1e-5)
-    # A constant feature is 0.
+    # A constant feature becomes 0.
     assert not np.any(part.x[:, 3])
     assert not np.any(part.x_test[:, 3])
 
@@ -105,7 +105,7 @@ def test_scores_are_in_the_unit_of_the_targets():
 
 
 def test_coverage_of_sets_equals_uncalibrated_conformal_prediction():
-    """The mean over many draws of the last class in a set."""
+    """Averages over random decisions whether a set contains its last class."""
     random = np.random.default_rng(0)
     probabilities = random.dirichlet([0.5, 0.5, 0.5, 0.5], size=40).astype(np.float32)
     labels = random.integers(0, 4, size=40)
@@ -151,7 +151,7 @@ def test_scale_of_the_prior_is_chosen_on_the_training_part(monkeypatch):
 
 @pytest.fixture
 def one_method(monkeypatch):
-    """The command has one method, which does not train."""
+    """Restricts the command to one method, which does not train."""
 
     def predict(part, key):
         return baselines.of_normals(np.zeros(len(part.y_test)), 9.0)
@@ -163,7 +163,7 @@ def one_method(monkeypatch):
     first = functools.cache(lambda: nll(split(linear_data(), 0), 1.0))
     monkeypatch.setattr(network, "_nll_of_map", lambda part, scale: first())
     monkeypatch.setattr(bayes_quality, "OF_CSV", 2)
-    # The programs of other tests stay.
+    # Keeps the compiled programs of other tests.
     monkeypatch.setattr(jax, "clear_caches", lambda: None)
 
 

@@ -1,4 +1,4 @@
-"""The benchmark of exactness: its references, its ratios and its table. No long chain runs."""
+"""The benchmark of exactness: references, ratios and table. No test runs a long chain."""
 
 import json
 import types
@@ -15,13 +15,13 @@ from eqxlike import bayes
 
 @pytest.fixture
 def closed(monkeypatch):
-    """The programs of other tests stay; no answer of another test is known."""
+    """Keeps the compiled programs of other tests, and clears the cache of exact answers."""
     monkeypatch.setattr(jax, "clear_caches", lambda: None)
     monkeypatch.setattr(exactness.eqxlike, "clear_caches", lambda: None)
     exactness.known.cache_clear()
 
 
-def test_features_give_the_answer_of_the_process_with_their_kernel():
+def test_features_give_the_posterior_of_the_process_with_their_kernel():
     problem = PROBLEMS["Gaussian process"]()
     target = problem.target(jr.key(0))
     features = jax.vmap(target.network[0])
@@ -32,7 +32,7 @@ def test_features_give_the_answer_of_the_process_with_their_kernel():
         noisy = kernel + noise**2 * np.eye(len(x))
         covariance = prior - cross @ np.linalg.solve(noisy, cross.T)
         np.testing.assert_allclose(found, np.sqrt(np.diag(covariance)), rtol=1e-3)
-    # Far from the data the process is nearly the prior.
+    # Far from the data the posterior is nearly the prior.
     assert problem.closed_form.near.mean() < 0.2
     assert problem.closed_form.far.mean() > 0.7
 
@@ -103,7 +103,7 @@ def test_table_has_geometric_means_and_targets_name_the_worst():
 
 
 class Repository:
-    """Stands for Git in a repository with these commits."""
+    """Replaces the `git` command in a repository with these commits."""
 
     def __init__(self, *commits, is_dirty=False):
         self.commits, self.is_dirty = commits, is_dirty
@@ -129,7 +129,7 @@ def test_age_of_a_report_is_the_number_of_later_commits(monkeypatch):
     report = {"commit": "first", "folders": ["eqxlike"]}
     assert (ages.age(report), ages.age(report | {"commit": "second"})) == (1, 0)
     assert ages.described(report) == "commit first, 1 later commit to eqxlike"
-    # The history lacks the commit.
+    # The history does not contain the commit.
     assert ages.described(report | {"commit": "elsewhere"}) == "commit elsewhere"
     assert ages.described({}) == "commit not recorded"
 

@@ -1,4 +1,4 @@
-"""The statistics and the bookkeeping of a measurement. No test uses a clock."""
+"""The statistics and the schedule of a measurement. No test uses a clock."""
 
 import collections
 import contextlib
@@ -108,4 +108,4 @@ def test_heap_is_frozen_inside_and_restored_after_an_exception():
     gc.freeze()
     with frozen_heap():
         pass
-    assert gc.get_freeze_count() > 1000  # frozen objects may die meanwhile, so no exact number
+    assert gc.get_freeze_count() > 1000  # not exact, because frozen objects may be deleted

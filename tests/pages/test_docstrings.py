@@ -1,7 +1,7 @@
-"""The examples in docstrings are true.
+"""The examples in docstrings print the output that they show.
 
-The source is searched and not the imported module, to find the examples of wrapped methods and of
-decorated functions.
+The test searches the source instead of the imported module, to find the examples of wrapped
+methods and decorated functions.
 """
 
 import ast
@@ -21,7 +21,7 @@ DOCUMENTABLE = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDe
 
 
 def examples_in(source: str, name: str, filename: str) -> Iterator[doctest.DocTest]:
-    """One DocTest, with an empty namespace, for each docstring of `source` with examples."""
+    """A DocTest with an empty namespace for each docstring of `source` with examples."""
 
     def visit(node: ast.AST, name: str) -> Iterator[doctest.DocTest]:
         is_documentable = isinstance(node, DOCUMENTABLE)
@@ -37,7 +37,7 @@ def examples_in(source: str, name: str, filename: str) -> Iterator[doctest.DocTe
 
 
 def failures_of(test: doctest.DocTest) -> str:
-    """Runs a test in its namespace; returns doctest's report, empty if all examples hold."""
+    """Runs a test and returns doctest's report, which is empty if all examples pass."""
     options = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
     report = io.StringIO()
     # Before Python 3.11.4, doctest compared only the last line of an exception with notes.
@@ -64,8 +64,8 @@ EXAMPLES = [pytest.param(module, test, id=test.name) for module, test in _all_ex
 
 
 @pytest.mark.parametrize(("module", "test"), EXAMPLES)
-def test_example_holds(module, test):
-    # As in doctest, an example sees the names of its module.
+def test_example_prints_its_output(module, test):
+    # As in doctest, an example can use the names of its module.
     test.globs = dict(vars(importlib.import_module(module)))
     if report := failures_of(test):
         pytest.fail(report, pytrace=False)
@@ -82,6 +82,6 @@ class Layer:
 '''
 
 
-def test_false_example_fails():
+def test_wrong_example_fails():
     (test,) = examples_in(SOURCE.format(answer=5), "module", "module.py")
     assert "Expected:\n    5\nGot:\n    4" in failures_of(test)

@@ -1,4 +1,4 @@
-"""Figures in the words of a page equal the figures of the committed runs."""
+"""Figures in the text of a page equal the figures of the committed runs."""
 
 import functools
 import json
@@ -61,7 +61,7 @@ def _megabytes_of_stack(sharding: str, kind: str) -> str:
     return f"{_of_stack(sharding)['memory'][kind] / 1e6:.2f} MB"
 
 
-# The time of FSDP as a multiple of the time with all layers together.
+# The time of FSDP as a multiple of the time with all layers gathered at once.
 TIME_OF_STACK = _of_stack("FSDP")["completion_us"] / _of_stack("layers at once")["completion_us"]
 
 
@@ -71,7 +71,7 @@ def _range(ratios: Iterable[float], digits: int = 2) -> str:
 
 
 def _short(number: float, digits: int) -> str:
-    """A ratio as a sentence writes it: no decimals from ten on."""
+    """A ratio as text: without decimals if it is ten or more."""
     return f"{number:.{digits if number < 10 else 0}f}"
 
 
@@ -81,7 +81,7 @@ def _seconds(row: str) -> str:
 
 
 def _of_loop(name: str) -> float:
-    """The time of the gradient of the long recurrence, as a multiple of `lax.scan`."""
+    """The time of the gradient of the long recurrence, as a multiple of `lax.scan`'s time."""
     return _ratios([_row("loops", "gradient, 64-wide tanh, 10000 steps")], name)[0]
 
 
@@ -93,7 +93,7 @@ THE_CHART = (
 
 
 def _cells(row: dict[str, Any], names: Iterable[str], unit: str) -> str:
-    """A row of the README's table, without the targets of its links."""
+    """A row of the README's table, without link targets."""
     titles, found = table.cells({"rows": [row]}, "completion", unit=UNITS[unit])
     times = dict(zip(titles, found, strict=True))
     return " | ".join(f"[{times[name].partition(' ')[0]} {unit}](" for name in names)
@@ -173,7 +173,7 @@ QUOTED = {
 
 
 @pytest.mark.parametrize("page", QUOTED)
-def test_words_quote_the_committed_runs(page):
+def test_text_quotes_the_committed_runs(page):
     text = re.sub(r"\s+", " ", (ROOT / page).read_text())
     assert [words for words in QUOTED[page] if words not in text] == []
 

@@ -1,4 +1,4 @@
-"""Pages, `tests/conftest.py` and `benchmarks/all.py` name files and tests that exist, and
+"""The files and tests named in pages, `tests/conftest.py` and `benchmarks/all.py` exist, and
 `docs/migrating.md` names a test for each difference from Equinox.
 """
 

@@ -1,4 +1,4 @@
-"""The pages in `docs/` show the output of their examples, and their links have targets."""
+"""The examples in `docs/` print the output on the page, and the targets of links exist."""
 
 import pathlib
 import re
@@ -19,11 +19,11 @@ BLOCK = re.compile(r"^```python\n(.*?)^```$(?:\n\n```text\n(.*?)^```$)?", re.MUL
 @pytest.mark.usefixtures("promotion")
 @pytest.mark.parametrize("name", TEXTS)
 def test_examples_print_the_output_on_the_page(name, capsys, monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)  # for the files of an example
+    monkeypatch.chdir(tmp_path)  # for files that an example writes
     monkeypatch.delenv("EQXLIKE_PROGRESS", raising=False)
     text, names = TEXTS[name], {"__name__": "page"}
     for match in BLOCK.finditer(text):
-        # Empty lines in front, so that a traceback names the line of the page.
+        # Leading empty lines make a traceback name the line of the page.
         code = "\n" * text.count("\n", 0, match.start(1)) + match[1]
         exec(compile(code, str(DOCS / name), "exec"), names)
         assert capsys.readouterr().out == (match[2] or "")
@@ -49,7 +49,7 @@ LINK = re.compile(r"(?:\]\(|(?:src|srcset|href)=\")(?!https?:)([^)\"#\s]*)(?:#([
 
 
 def anchors(path):
-    """The anchors that GitHub and the site give to the headings of a page."""
+    """The anchors of the headings of a page, on GitHub and on the site."""
     headings = re.findall(r"^#+ (.*)$", FENCE.sub("", path.read_text()), re.MULTILINE)
     words = [re.sub(r"[^\w\s-]", "", heading.lower()).strip() for heading in headings]
     return {each.replace(" ", "-") for each in words}
@@ -64,7 +64,7 @@ def test_each_relative_link_has_a_target():
     assert len(links) > 100
     lost = [(str(path), str(to)) for path, to, _ in links if not to.exists()]
     assert lost == []
-    # `only-` begins the anchors of Material's images for one theme.
+    # `#only-light` and `#only-dark` choose an image of the theme Material and are no anchors.
     anchored = [link for link in links if link[2] and not link[2].startswith("only-")]
     lost = [(str(path), anchor) for path, to, anchor in anchored if anchor not in anchors(to)]
     assert lost == []

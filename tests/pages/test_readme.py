@@ -1,4 +1,4 @@
-"""The README's Python runs; the changelog, the citation and the address agree with the package."""
+"""The README's Python code runs. The changelog, citation and URL agree with the package."""
 
 import pathlib
 import re
@@ -26,8 +26,8 @@ HOME = tomllib.loads(PROJECT)["project"]["urls"]["Homepage"]
 @pytest.mark.usefixtures("promotion")
 @pytest.mark.parametrize(("block", "lines_above"), BLOCKS)
 def test_block_runs(block, lines_above, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)  # for the files of an example
-    # Empty lines in front, so that a traceback names the line in the README.
+    monkeypatch.chdir(tmp_path)  # for files that an example writes
+    # Leading empty lines make a traceback name the line of the README.
     code = compile("\n" * lines_above + block, str(ROOT / "README.md"), "exec")
     exec(code, {"__name__": "readme"})
 
@@ -63,7 +63,7 @@ def test_citation_has_the_version_and_the_date_of_the_changelog():
     assert (date and date[1]) == (released and released[1])
 
 
-def test_only_pyproject_has_the_address_of_the_repository():
+def test_only_pyproject_has_the_url_of_the_repository():
     address = HOME.removeprefix("https://")
     listed = ["git", "grep", "-l", address]
     done = subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, check=True)

@@ -1,4 +1,4 @@
-"""`make release`, in a small repository with a stub for the check of the wheel."""
+"""`make release` in a small repository, with a stub instead of the check of the wheel."""
 
 import pathlib
 import subprocess

@@ -1,4 +1,4 @@
-"""The scripts of `examples/` that compare ways to do one thing, in a short form."""
+"""Short runs of the scripts in `examples/` that compare several methods."""
 
 import functools
 import re
@@ -21,8 +21,8 @@ def load(name, module_name=None):
     ("coverage", "nll", "status"),
     [(0.9, 0.07, 0), (0.84, 0.06, 1), (0.96, 0.06, 1), (0.9, 0.08, 1)],
 )
-def test_status_tells_if_the_claims_of_coverage_hold(coverage, nll, status, monkeypatch, capsys):
-    monkeypatch.syspath_prepend(scripts.EXAMPLES)  # as for a script that is run
+def test_exit_status_tells_if_the_coverage_is_reached(coverage, nll, status, monkeypatch, capsys):
+    monkeypatch.syspath_prepend(scripts.EXAMPLES)  # as Python does for a script
     script = load("bnn_coverage")
     diabetes = {name: {"coverage": 0.9} for name in ("plain", "ridge")}
     digits = {name: {"nll": 0.07} for name in ("plain", "logistic")}
@@ -30,7 +30,7 @@ def test_status_tells_if_the_claims_of_coverage_hold(coverage, nll, status, monk
         "diabetes": diabetes | {"bayesian": {"coverage": coverage}},
         "digits": digits | {"bayesian": {"nll": nll}},
     }
-    # Results without training.
+    # Replaces the results of training.
     monkeypatch.setattr(script, "metrics", lambda name, seed, steps: found[name])
     assert script.main(["--seeds", "2"]) == status
     (mean,) = [line for line in capsys.readouterr().out.splitlines() if line.split()[0] == "mean"]

@@ -1,6 +1,6 @@
-"""The sources of the site: every public name is documented, and each quoted error is raised.
+"""The sources of the site document every public name, and quote errors exactly.
 
-`make docs` builds the site itself, strictly.
+`make docs` builds the site, in mkdocs' strict mode.
 """
 
 import ast
@@ -48,7 +48,7 @@ def _public(names: Iterable[str]) -> list[str]:
 def test_chart_and_pages_of_measurements_show_the_committed_runs():
     for theme in chart.THEMES:
         assert chart.paths()[theme].read_text() == chart.draw(theme)
-    # `python -m docs.site.measured` writes it.
+    # `python -m docs.site.measured` updates it.
     assert measured.SUMMARY.read_text() == measured.summary()
     shown = "".join(measured.files().values())
     assert [path for path in measured.RESULTS.glob("*.json") if path.name not in shown] == []
@@ -66,7 +66,7 @@ def test_every_picture_belongs_to_an_example_that_draws():
 
 
 def _matches(quoted: str, raised: str) -> bool:
-    """Whether a quotation is exact; `...` stands for any text."""
+    """Whether a quotation is exact. `...` matches any text."""
     pattern = ".*".join(map(re.escape, quoted.strip().split("...")))
     return re.fullmatch(pattern, raised.strip(), re.DOTALL) is not None
 

@@ -1,4 +1,4 @@
-"""Every committed run has a point in the history with its figures, and the page shows it."""
+"""The history has a point for every committed run, and the page shows the point."""
 
 import pytest
 

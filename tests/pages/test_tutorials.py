@@ -1,4 +1,4 @@
-"""Short runs of the tutorials, under the strict rules of the suite."""
+"""Short runs of the tutorials, with the strict settings of the test suite."""
 
 import re
 from typing import Any
@@ -12,7 +12,7 @@ from tests import scripts
 
 
 def load(name: str) -> Any:
-    """The module of a script of `examples/`."""
+    """Imports a script of `examples/`."""
     return scripts.load(scripts.EXAMPLES / f"{name}.py")
 
 
@@ -36,7 +36,7 @@ def test_each_method_has_a_line(output_of, monkeypatch):
     )  # the number of training examples: the same programs
     lines = output_of(module, "--width 3").splitlines()
     known, probable, flat = (line.split() for line in lines[-3:])
-    assert float(known[4]) < float(flat[4])  # the NLL of the truth and of no network
+    assert float(known[4]) < float(flat[4])  # the NLL with the true function, and without a network
     assert probable[:2] == ["most", "probable"]
 
 
@@ -100,7 +100,7 @@ def test_language_model_is_compared_with_tables_and_writes(output_of):
     tables = re.findall(r"tables of \w+ +(\d\.\d+)", output)
     assert len(tables) == 3
     (model,) = re.findall(r"the transformer +(\d\.\d+)", output)
-    assert float(model) > max(map(float, tables))  # after two batches
+    assert float(model) > max(map(float, tables))  # the transformer has seen only two batches
     written = output.partition("It writes:\n\n")[2]
     assert len(written.replace("\n    ", "\n").removeprefix("    ").strip("\n")) <= 10
 
@@ -110,7 +110,7 @@ def test_factors_have_few_numbers_and_can_be_removed(output_of, monkeypatch):
     monkeypatch.setattr(module, "WIDTH", 16)
     output = output_of(module, "--steps 2 --ranks 2")
     trained = dict(re.findall(r"^(\S.*?) {2,}([\d,]+)(?: +[\d.]+%){2}$", output, re.MULTILINE))
-    # Two factors beside each of the weights (16, 64), (16, 16) and (10, 16).
+    # Two factors for each of the weights (16, 64), (16, 16) and (10, 16).
     assert trained == {
         "as it was": "0",
         "new readout": "170",

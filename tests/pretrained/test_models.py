@@ -1,4 +1,4 @@
-"""The models in examples/pretrained/ compute what transformers does, with weights in and out."""
+"""The models in examples/pretrained/ agree with transformers, also after import and export."""
 
 import functools
 import json
@@ -70,7 +70,7 @@ THEIRS = {
 
 
 def saved(name, folder, **options):
-    """Their model with random numbers in each array, in eval mode; it is also in the folder."""
+    """Makes a transformers model with random arrays, in eval mode, and saves it in `folder`."""
     torch.manual_seed(0)
     theirs = THEIRS.get(name.split()[0], transformers.AutoModelForCausalLM)
     make = theirs.from_config if name in DECODERS else theirs
@@ -88,7 +88,7 @@ def saved(name, folder, **options):
 
 
 def loaded(name, folder):
-    """Our model with the arrays in the folder, and the table of names."""
+    """Our model with the arrays of the checkpoint in `folder`, and its table of names."""
     config = json.loads((folder / "config.json").read_text())
     match name.split()[0]:
         case "gpt2":
@@ -106,7 +106,7 @@ def loaded(name, folder):
 
 
 def logits(name, ours, theirs) -> tuple[Any, Any]:
-    """Of both models, for the same input."""
+    """The logits of both models for the same input."""
     random = np.random.default_rng(0)
     tokens = random.integers(0, 40, (2, 11))
     images = random.normal(size=(2, 3, 32, 32)).astype("f4")
@@ -120,7 +120,7 @@ def logits(name, ours, theirs) -> tuple[Any, Any]:
                     attention_mask=torch.tensor(mask).long(),
                 ).logits
                 found = jax.vmap(ours)(tokens, types, mask)
-                # What padding gets does not count.
+                # The logits of padding are not compared.
                 return found[mask], expected[torch.tensor(mask)]
             case "vit":
                 return jax.vmap(ours)(images), theirs(torch.tensor(images)).logits
@@ -135,7 +135,7 @@ def logits(name, ours, theirs) -> tuple[Any, Any]:
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_weights_of_transformers_come_in_and_go_out(name, tmp_path):
+def test_weights_of_transformers_are_imported_and_exported(name, tmp_path):
     theirs = saved(name, tmp_path / "theirs", max_shard_size="20KB")
     assert (tmp_path / "theirs/model.safetensors.index.json").exists()
     ours, names = loaded(name, tmp_path / "theirs")
@@ -151,8 +151,8 @@ def test_weights_of_transformers_come_in_and_go_out(name, tmp_path):
     assert torch.equal(back, expected)
 
 
-def test_first_files_of_gpt2_are_read(tmp_path):
-    """Their names have no prefix, and they hold masks."""
+def test_original_checkpoint_of_gpt2_is_read(tmp_path):
+    """The original names have no prefix, and the file contains attention masks."""
     saved("gpt2", tmp_path)
     expected, _ = loaded("gpt2", tmp_path)
     arrays = load_file(tmp_path / "model.safetensors")
@@ -165,8 +165,8 @@ def test_first_files_of_gpt2_are_read(tmp_path):
     assert eqx.tree_equal(found, expected)
 
 
-def test_first_files_of_bert_are_read(tmp_path):
-    """They have other names for the arrays of norms, and arrays for other tasks."""
+def test_original_checkpoint_of_bert_is_read(tmp_path):
+    """The original file has other names for the arrays of norms, and arrays for other tasks."""
     saved("bert", tmp_path)
     expected, _ = loaded("bert", tmp_path)
     arrays = load_file(tmp_path / "model.safetensors")
@@ -184,7 +184,7 @@ def test_first_files_of_bert_are_read(tmp_path):
     assert eqx.tree_equal(found, expected)
 
 
-def test_earlier_and_later_configurations_of_rotary_positions_are_read():
+def test_old_and_new_configurations_of_rotary_positions_are_read():
     later = CONFIGS["llama"].to_dict()
     earlier = {name: value for name, value in later.items() if name != "rope_parameters"}
     scaling = {name: value for name, value in LLAMA3.items() if name != "rope_theta"}
@@ -196,19 +196,19 @@ def test_earlier_and_later_configurations_of_rotary_positions_are_read():
     assert new.blocks.layers.attention.rotary.theta == 500
 
 
-def test_window_of_some_layers_is_refused():
+def test_sliding_window_in_only_some_layers_is_refused():
     config = CONFIGS["qwen2"].to_dict() | {"use_sliding_window": True}
     with pytest.raises(ValueError, match="not all layers of Qwen have the window"):
         llama.Llama(config, key=jr.key(0))
 
 
 @pytest.mark.parametrize("name", DECODERS)
-def test_generated_tokens_are_those_of_transformers(name, tmp_path):
+def test_generated_tokens_equal_tokens_of_transformers(name, tmp_path):
     theirs = saved(name, tmp_path)
     ours, _ = loaded(name, tmp_path)
     lengths, num_new = np.array([9, 4, 1]), 14
     prompts = np.random.default_rng(1).integers(1, 40, (3, 9))
-    # Padding stands on the left there.
+    # transformers pads on the left.
     is_token = np.arange(9) >= 9 - lengths[:, None]
     padded = np.stack([np.roll(row, 9 - n) for row, n in zip(prompts, lengths, strict=True)])
     expected = theirs.generate(
@@ -234,7 +234,7 @@ def test_generated_tokens_are_those_of_transformers(name, tmp_path):
         {"top_k": 20, "top_p": 0.9, "min_p": 0.05},
     ],
 )
-def test_sampler_keeps_the_distribution_of_transformers(settings):
+def test_sampler_has_the_distribution_of_transformers(settings):
     processors = {
         "temperature": transformers.TemperatureLogitsWarper,
         "top_k": transformers.TopKLogitsWarper,

@@ -1,4 +1,4 @@
-"""Whether a layer of ours and one of PyTorch's, with the same weights, compute the same."""
+"""Compares a layer of ours with a layer of PyTorch that has the same weights."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -21,16 +21,16 @@ def call_plainly(layer: Any, *inputs: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Counterpart:
-    """A layer of ours and its counterpart.
+    """A layer of ours and its counterpart in PyTorch.
 
-    - `ours`: called as `ours(key=, dtype=)`.
-    - `theirs`: called without arguments, a `torch.nn.Module`, or any callable with `parameters`
-        left empty.
-    - `in_shapes`: of each array that our layer is called with.
-    - `parameters`: for each of our parameters its counterpart, as in `{"weight": "weight"}`, paths
-        written with dots and integers. A pair `("weight", to_ours)` says how their array, and its
-        gradient, is written in our layout.
-    - `call_ours`, `call_theirs`: for what is not called as `layer(*inputs)`. Must return one array.
+    - `ours`: makes our layer, called as `ours(key=, dtype=)`.
+    - `theirs`: makes PyTorch's layer, called without arguments. The layer is a `torch.nn.Module`,
+        or any callable if `parameters` is empty.
+    - `in_shapes`: the shape of each input.
+    - `parameters`: maps the path of each of our parameters to the path of PyTorch's, as in
+        `{"weight": "weight"}`. Paths contain dots and integers. In a pair `("weight", to_ours)`,
+        `to_ours` converts PyTorch's array, and its gradient, to our layout.
+    - `call_ours`, `call_theirs`: call a layer, by default as `layer(*inputs)`, and return an array.
     """
 
     ours: Callable[..., Any]
@@ -42,7 +42,7 @@ class Counterpart:
 
 
 def assert_computes_the_same(counterpart: Counterpart, dtype: str) -> None:
-    """Compares outputs, and the gradients of a sum of sines in parameters and inputs."""
+    """Compares outputs, and gradients of their sines with respect to parameters and inputs."""
     with jax.enable_x64(dtype == "float64"):
         _assert_computes_the_same(counterpart, dtype)
 

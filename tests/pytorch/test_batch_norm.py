@@ -59,7 +59,7 @@ def test_training_computes_what_pytorch_does(name, dtype):
     assert_computes_the_same(COUNTERPARTS[name], dtype)
 
 
-# Exact in float32, through which the running averages of PyTorch go.
+# Exact in float32, the dtype of PyTorch's running averages.
 MEAN, VARIANCE = np.array([1.0, -2.0, 0.5]), np.array([0.25, 2.0, 5.0])
 
 
@@ -75,7 +75,7 @@ def test_inference_computes_what_pytorch_does(dtype):
         norm, state = nn.make_with_state(nn.BatchNorm)(
             3, "batch", mode="batch", momentum=0.5, inference=True, dtype=dtype
         )
-        # After one batch half of what stands there is still a mean of 0 and a variance of 1.
+        # After one batch, half of each running average is the initial mean 0 or variance 1.
         running = jnp.asarray(0.5 * MEAN, dtype), jnp.asarray(0.5 * VARIANCE + 0.5, dtype)
         return norm, state.set(norm.batch_state_index, running).set(norm.batch_counter, 1)
 
@@ -85,8 +85,8 @@ def test_inference_computes_what_pytorch_does(dtype):
 
 @pytest.mark.parametrize("unbiased", [True, False])
 @pytest.mark.parametrize("momentum", [0.9, 0.5])
-def test_running_averages_move_as_those_of_pytorch(momentum, unbiased):
-    # PyTorch counts momentum the other way round, and divides the variance by n - 1.
+def test_running_averages_equal_averages_of_pytorch(momentum, unbiased):
+    # PyTorch's momentum is `1 - momentum`. PyTorch divides the variance by n - 1.
     theirs = torch.nn.BatchNorm1d(3, momentum=1 - momentum)
     norm, state = nn.make_with_state(nn.BatchNorm)(
         3, "batch", mode="batch", momentum=momentum, unbiased=unbiased
@@ -104,7 +104,7 @@ def test_running_averages_move_as_those_of_pytorch(momentum, unbiased):
     np.testing.assert_allclose(variance, their_variance, rtol=1e-5)
 
 
-def test_training_goes_on_from_imported_statistics_as_in_pytorch():
+def test_training_continues_from_imported_statistics_as_in_pytorch():
     theirs = torch.nn.BatchNorm1d(3)
     theirs.running_mean += torch.tensor(MEAN)
     theirs.running_var *= torch.tensor(VARIANCE)

@@ -1,4 +1,4 @@
-"""Training over batches of PyTorch."""
+"""Training on batches from PyTorch's `DataLoader`."""
 
 import json
 
@@ -14,7 +14,7 @@ from eqxlike import nn, train
 X = np.random.default_rng(0).normal(size=(12, 3)).astype(np.float32)
 
 
-def test_a_loader_trains_as_arrays_do_over_epochs_and_is_traced_once():
+def test_training_with_a_loader_equals_training_with_arrays_and_traces_once():
     traced, optimiser = [], optax.sgd(0.1)
 
     def loss(model, batch, key):
@@ -53,7 +53,7 @@ def test_a_loader_trains_as_arrays_do_over_epochs_and_is_traced_once():
     np.testing.assert_allclose(found["mean"], X.mean(), rtol=1e-5)
 
 
-def test_a_loader_that_shuffles_goes_on_in_the_middle_of_an_epoch(tmp_path):
+def test_shuffled_loader_resumes_in_the_middle_of_an_epoch(tmp_path):
     optimiser = optax.sgd(0.1)
 
     def loss(model, x, key):
@@ -69,7 +69,7 @@ def test_a_loader_that_shuffles_goes_on_in_the_middle_of_an_epoch(tmp_path):
     model = nn.Linear(3, 2, key=jax.random.key(0))
     state = train.TrainState.create(model, optimiser, key=jax.random.key(1))
     whole = train.fit(state, step, batches(), num_steps=8)
-    # Three batches an epoch, in another order in each.
+    # Each epoch has three batches, in a new order.
     assert len({round(loss, 4) for loss in whole.history}) == 8
     train.fit(state, step, batches(), num_steps=5, callbacks=[train.Checkpoint(tmp_path, every=5)])
     resumed = train.fit(state, step, batches(), num_steps=8, resume_from=tmp_path)
@@ -78,7 +78,7 @@ def test_a_loader_that_shuffles_goes_on_in_the_middle_of_an_epoch(tmp_path):
 
 
 class Stateful(torch.utils.data.DataLoader):
-    """With a state like `torchdata.stateful_dataloader.StatefulDataLoader`, of tensors too."""
+    """Has a state that contains tensors, like torchdata's `StatefulDataLoader`."""
 
     drawn, start = 0, 0
 
@@ -96,7 +96,7 @@ class Stateful(torch.utils.data.DataLoader):
             yield batch
 
 
-def test_the_state_of_a_loader_may_have_tensors():
+def test_state_of_a_loader_may_contain_tensors():
     loaders = [Stateful(X, 4, generator=torch.Generator().manual_seed(seed)) for seed in (0, 1)]
     first, second = map(train.batches_from, loaders)
     next(first)
@@ -105,7 +105,7 @@ def test_the_state_of_a_loader_may_have_tensors():
     assert loaders[1].loaded.equal(loaders[0].generator.get_state())
 
 
-def test_a_seeded_loader_goes_on_though_it_was_used_before():
+def test_seeded_loader_resumes_after_earlier_use():
     seeded = torch.Generator().manual_seed(0)
     loader = torch.utils.data.DataLoader(X, 4, shuffle=True, generator=seeded)
     batches = train.batches_from(loader)

@@ -14,7 +14,7 @@ PROBLEMS = [
 
 
 @pytest.mark.parametrize("problem", PROBLEMS, ids=lambda each: f"{each.name}, {each.space}")
-def test_gradient_is_that_of_pytorch(problem):
+def test_gradient_equals_gradient_of_pytorch(problem):
     _, gradient = in_torch.calls(problem, compiles=False)
     value, gradients = gradient()
     expected = filter_jit(filter_value_and_grad(problem.function))(*problem.start())

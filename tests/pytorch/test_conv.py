@@ -24,7 +24,7 @@ def conv(num_axes, **options):
 
 
 def conv_transpose(num_axes, **options):
-    """PyTorch keeps the kernel of the convolution that it transposes: `(in, out / groups, ...)`."""
+    """PyTorch's kernel has the shape `(in, out / groups, ...)`, as before the transposition."""
 
     def to_ours(kernel):
         parts = np.split(kernel, options.get("groups", 1), axis=0)

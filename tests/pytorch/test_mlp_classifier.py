@@ -1,4 +1,4 @@
-"""The example that trains one classifier in several frameworks."""
+"""The example that trains a classifier in several frameworks."""
 
 import pathlib
 import runpy

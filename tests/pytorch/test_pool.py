@@ -14,7 +14,7 @@ def one_example(layer, x):
 
 
 def pool(name, num_axes, kernel_size, stride, padding=0, use_ceil=False, **options):
-    """PyTorch calls `use_ceil` otherwise, and `count_include_pad` as we do."""
+    """`use_ceil` is `ceil_mode` in PyTorch. Other options have the same names."""
     ours, theirs = (getattr(module, f"{name}Pool{num_axes}d") for module in (nn, torch.nn))
     return Counterpart(
         lambda **_: ours(kernel_size, stride, padding, use_ceil, **options),
@@ -43,7 +43,7 @@ COUNTERPARTS = {
     "MaxPool1d": pool("Max", 1, 2, 2),
     "MaxPool2d": pool("Max", 2, (3, 2), (2, 1), (1, 0)),
     "MaxPool2d-ceil": pool("Max", 2, 3, 2, 0, True),
-    # The last window along the first axis would begin in the padding.
+    # The last window along the first axis would start in the padding.
     "MaxPool2d-ceil-dropped": pool("Max", 2, 2, 5, 1, True),
     "MaxPool3d": pool("Max", 3, 3, 2, 1),
     "AdaptiveAvgPool1d": adaptive("Avg", 4, 1),
@@ -62,7 +62,7 @@ def test_layer_computes_what_pytorch_does(name, dtype):
     assert_computes_the_same(COUNTERPARTS[name], dtype)
 
 
-def test_gradient_of_equal_entries_goes_to_the_first_as_in_pytorch():
+def test_first_of_equal_entries_gets_the_gradient_as_in_pytorch():
     x = torch.zeros((1, 5), requires_grad=True)
     torch.nn.MaxPool1d(3, 2)(x).sum().backward()
     ours = jax.grad(lambda x: jnp.sum(nn.MaxPool1d(3, 2)(x)))(jnp.zeros((1, 5)))

@@ -1,4 +1,4 @@
-"""`WeightNorm` and `SpectralNorm`, which put another weight in the place of a layer's."""
+"""`WeightNorm` and `SpectralNorm`, which replace the weight of a layer."""
 
 import jax.random as jr
 import pytest

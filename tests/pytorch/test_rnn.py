@@ -12,7 +12,7 @@ SIZE = 4
 
 
 def gru(use_bias):
-    """PyTorch has two biases at each gate; those that add up are one in ours, and zero here."""
+    """PyTorch adds two biases at the first two gates. Ours has one, so PyTorch's second is zero."""
     cell = torch.nn.GRUCell(3, SIZE, bias=use_bias)
     if use_bias:
         cell.bias_hh.data[: 2 * SIZE] = 0
@@ -99,13 +99,13 @@ def test_cell_computes_what_pytorch_does(name, dtype):
     assert_computes_the_same(COUNTERPARTS[name], dtype)
 
 
-# --- Layers: PyTorch's over a padded batch in both directions, ours by two ---
+# --- Layers: PyTorch's bidirectional layer, and two of our layers, on a padded batch ---
 
 LENGTHS = [7, 3, 1]
 
 
 class TheirLayer(torch.nn.Module):
-    """A bidirectional layer over padded sequences, which it packs."""
+    """A bidirectional layer that packs its padded sequences."""
 
     def __init__(self, make):
         super().__init__()
@@ -119,7 +119,7 @@ class TheirLayer(torch.nn.Module):
         packed = utils.pack_padded_sequence(xs, LENGTHS, batch_first=True)
         outputs, last = self.layer(packed)
         outputs = utils.pad_packed_sequence(outputs, batch_first=True)[0]
-        # A last state has the shape (directions, batch, size).
+        # The last state has the shape (directions, batch, size).
         last = torch.cat([*last] if isinstance(last, tuple) else [last])
         return torch.cat([outputs.flatten(), last.flatten()])
 
@@ -159,5 +159,5 @@ def layer_counterpart(cell, make):
 @pytest.mark.parametrize(
     ("cell", "make"), [(nn.LSTMCell, torch.nn.LSTM), (nn.GRUCell, torch.nn.GRU)]
 )
-def test_two_layers_compute_what_a_bidirectional_one_of_pytorch_does(cell, make):
+def test_two_layers_compute_what_a_bidirectional_layer_of_pytorch_does(cell, make):
     assert_computes_the_same(layer_counterpart(cell, make), "float64")

@@ -1,4 +1,4 @@
-"""A `state_dict` of PyTorch in one of our models, and one of ours in PyTorch's."""
+"""A `state_dict` of PyTorch is imported in our models, and our models are exported to PyTorch."""
 
 import jax
 import jax.random as jr
@@ -13,7 +13,7 @@ from eqxlike.train import Stored
 
 
 class Block(eqx.Module):
-    """`torch.nn.TransformerEncoderLayer(4, 2, 8, dropout=0, norm_first=True, batch_first=True)`."""
+    """As `TransformerEncoderLayer(4, 2, 8, dropout=0, norm_first=True, batch_first=True)`."""
 
     attention: nn.MultiheadAttention
     norm_1: nn.LayerNorm
@@ -39,7 +39,7 @@ def third(index):
     return lambda stacked: np.split(stacked, 3)[index]
 
 
-# PyTorch's name for each of our names. Its encoder layer stacks three projections.
+# Maps our names to PyTorch's. PyTorch's encoder layer stacks three projections.
 BLOCK_NAMES = {
     f"attention.{ours}_proj.{what}": (f"self_attn.in_proj_{what}", third(index))
     for index, ours in enumerate(["query", "key", "value"])
@@ -99,7 +99,7 @@ def test_transformer_block_of_pytorch_computes_the_same(path):
     assert_same_output(ours, theirs, (2, 5, 4))
 
 
-def test_pytorch_takes_what_was_exported(path):
+def test_pytorch_loads_an_exported_model(path):
     class Theirs(torch.nn.Module):
         def __init__(self):
             super().__init__()
@@ -115,7 +115,7 @@ def test_pytorch_takes_what_was_exported(path):
 
 
 @pytest.mark.parametrize("name", ["bfloat16", "float16", "float8_e4m3fn", "float8_e5m2", "int64"])
-def test_dtype_of_pytorch_is_ours(path, name):
+def test_dtype_of_pytorch_is_kept(path, name):
     tensor = torch.arange(4.0).to(getattr(torch, name))
     save_file({"w": tensor}, path)
     like = {"w": np.zeros(4, jax.numpy.dtype(name))}
@@ -222,7 +222,7 @@ def test_convolution_and_running_statistics_of_pytorch_compute_the_same(path, mo
     ours, state = train.import_safetensors(both, path, names, ignore="*.num_batches_tracked")
     running = lambda x: nn.inference_mode(ours)(x, state)[0]
     assert_same_output(running, theirs, (3, 2, 5, 5))
-    # Training goes on from the statistics, as in PyTorch.
+    # Training continues from the statistics, as in PyTorch.
     x = np.random.default_rng(1).normal(size=(8, 2, 5, 5)).astype("f4")
     batched = jax.vmap(ours, axis_name="batch", in_axes=(0, None), out_axes=(0, None))
     state = batched(x, state)[1]

@@ -1,4 +1,4 @@
-"""JAX's compilation cache: a second process reads the programs that the first compiled."""
+"""JAX's compilation cache: a second process compiles nothing and reads the cached programs."""
 
 import os
 import subprocess
@@ -32,7 +32,7 @@ def test_second_process_compiles_nothing(tmp_path):
     options = {"env": os.environ | settings, "timeout": 120}
     first, second = (
         int(subprocess.check_output([sys.executable, "-c", line_before + STEP], **options))
-        # The lines of the source are not part of the key.
+        # The cache key does not contain the line numbers of the source.
         for line_before in ("", "\n")
     )
     assert first > 0 == second

@@ -1,4 +1,4 @@
-"""Exported programs: the numbers of the function in any process, for any size of named axes."""
+"""An exported program computes the function in any process, for any size of its named axes."""
 
 import collections
 import dataclasses
@@ -166,7 +166,7 @@ def test_node_or_function_with_another_static_part_is_refused():
         with pytest.raises(ValueError, match=message):
             exported.call(other)
     first, other = frozenset([0, 8]), frozenset([8, 0])
-    # Sets are compared in one order.
+    # Equal sets may have different orders.
     assert repr(first) != repr(other)
     assert eqx.export(lambda names: jnp.ones(2), first).call(other).shape == (2,)
 

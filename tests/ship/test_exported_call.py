@@ -1,4 +1,4 @@
-"""Calls of exported programs: which calls share a program, and which arguments are refused."""
+"""Calls of exported programs share compiled programs and refuse wrong arguments."""
 
 import collections
 import concurrent.futures
@@ -68,7 +68,7 @@ def test_wrong_arguments_are_refused_after_right_ones():
     np.testing.assert_allclose(exported.call(*calls[0]), model(X[0]), rtol=1e-6)
 
 
-def test_numbers_that_are_equal_are_told_apart():
+def test_negative_zero_and_equal_numbers_are_distinguished():
     exported = eqx.export(lambda x: jnp.array([jnp.sign(1 / x), x]), jnp.ones(()), dynamic=())
     for number in (0.0, -0.0, 0, 2.5, np.float32(3), -0.0, 0.0):
         expected = [np.copysign(1, number), number]
@@ -102,7 +102,7 @@ def test_error_of_a_mapped_program_names_the_function_to_export():
 
 
 def _num_by_way(exported):
-    """The numbers of programs compiled for the trees of calls, and for the arrays of calls."""
+    """How many programs are compiled for calls with trees, and for calls with flat arrays."""
     return len(exported._runner._call_trees.traces), len(exported._runner._call_arrays.traces)
 
 
@@ -124,7 +124,7 @@ def test_float64_of_numpy_is_a_number_if_x64_is_enabled():
     with jax.enable_x64(True):
         for factor in (np.float64(2), np.float64(4)):
             assert float(exported.call(Y, factor)[0]) == factor
-    # No call flattens its arguments, which would trace them in vain.
+    # No call flattens its arguments, which would cause a second trace.
     assert _num_by_way(exported) == (1, 0)
 
 
@@ -145,7 +145,7 @@ def test_functions_with_one_name_share_a_bounded_number_of_programs():
     exported = eqx.export(lambda function, x: function(2 * x), twin(), Y)
     for _ in range(10):
         np.testing.assert_array_equal(exported.call(twin(), Y), 2 * Y)
-    # The trace of a deleted function is deleted too.
+    # Deleting a function deletes its trace.
     assert _num_by_way(exported)[1] == 1
     assert list(exported._runner._num_programs.values()) == [_MAX_PROGRAMS]
 

@@ -1,4 +1,4 @@
-"""Files of exported programs: damaged and too new files are refused by name."""
+"""Files of exported programs: errors for damaged and for too new files name the file."""
 
 import hashlib
 import json
@@ -26,7 +26,7 @@ def content(tmp_path_factory):
 
 @pytest.fixture
 def saved(tmp_path, content):
-    """A file with the program of `_linear`."""
+    """Saves the program of `_linear`, and returns the path."""
     path = tmp_path / "linear"
     path.write_bytes(content)
     return path
@@ -53,7 +53,7 @@ def test_flipped_bit_anywhere_is_refused(saved):
 
 
 def _rewritten(content: bytes, version: int = 1, **changes: Any) -> bytes:
-    """A valid file with another format or other entries in its header."""
+    """The content of a valid file with a changed format or changed entries in its header."""
     _, header, program = content.split(b"\n", 2)
     header = json.loads(header) | {"format": version, **changes}
     rest = json.dumps(header).encode() + b"\n" + program

@@ -1,4 +1,4 @@
-"""Implicit copies between host and device are refused, with their path and line."""
+"""Implicit copies between host and device raise an error with path and line."""
 
 import pathlib
 
@@ -17,7 +17,7 @@ double = eqx.filter_jit(lambda model, x: model["weight"] * x)
 
 
 def _line(text):
-    """The line of this file that ends with `text`, as an error names it."""
+    """The line of this file that ends with `text`, in the format of an error message."""
     lines = pathlib.Path(__file__).read_text().splitlines()
     return f"{__file__}:{next(at for at, line in enumerate(lines, 1) if line.endswith(text))}"
 
@@ -58,7 +58,7 @@ def test_explicit_allows_explicit_copies_and_numbers_of_a_program():
     with eqx.transfers("explicit"):
         output = double({"weight": jax.device_put(HOST)}, X)
         assert jax.device_get(output).tolist() == [1.0, 1.0, 1.0]
-        # A number in a compiled function is part of its program.
+        # A number in a compiled function is a constant of its program.
         assert eqx.filter_jit(lambda x, rate: x * rate)(X, 0.5).tolist() == [0.5] * 3
 
 

@@ -31,10 +31,10 @@ RIGHT = GENERATOR.normal(size=6)
 
 @eqx.filter_jit
 def solved(make, solver, parameters, vector, options=None):
-    """The solution with its derivatives, of one system, of many right-hand sides and of many
-    operators.
+    """The solution of a linear system and its derivatives, also for batches of right-hand sides
+    and of operators.
 
-    `make(parameters)` is the operator.
+    `make(parameters)` returns the operator.
     """
 
     def solution(parameters, vector):
@@ -192,7 +192,7 @@ for name, make in OPERATORS.items():
 
 @programs.add
 def operator_function_iterative():
-    """A matrix that is never written out."""
+    """The operator is a function: its matrix is never materialised."""
     vector = jnp.asarray(RIGHT[:SIZE])
     return solved(function, lx.GMRES(1e-12, 1e-12), jnp.asarray(SQUARE), vector)
 
@@ -297,7 +297,7 @@ def result_of(parameters, vector, solver):
 
 @programs.sample
 def failures():
-    """What is said of systems that have no solution, and of those that need more steps."""
+    """Error messages for systems without a solution and for too few steps."""
     found = {}
     singular = jnp.asarray(SQUARE).at[0].set(0)
     vector = jnp.asarray(RIGHT[:SIZE])

@@ -13,8 +13,8 @@ from tests.downstream.registry import Programs
 programs = Programs()
 
 TOLERANCES = {"rtol": 1e-10, "atol": 1e-10}
-# Small enough that the number of steps does not decide the tenth digit: programs that differ in
-# rounding may stop one step apart.
+# Programs with different rounding may differ by one step. At this tolerance such a step does not
+# change the tenth digit.
 LOOSE = {"rtol": 1e-9, "atol": 1e-9}
 GENERATOR = np.random.default_rng(1)
 MATRIX = GENERATOR.normal(size=(3, 3)) / 2
@@ -23,12 +23,12 @@ START = np.array([0.1, -0.2, 0.3])
 
 @eqx.filter_jit
 def solved(solve, function, solver, start, args, **options):
-    """The solution with its derivatives in both modes, and of a batch of starts and of arguments.
+    """The solution, its forward and reverse derivatives, and solutions for a batch.
 
     **Arguments:**
 
-    - `solve`: one of the functions of Optimistix.
-    - `function`: of the unknown and the arguments, what it solves.
+    - `solve`: a function of Optimistix, such as `root_find`.
+    - `function`: the function of the problem, called as `function(unknown, args)`.
     """
 
     def solution(start, args):
@@ -126,7 +126,7 @@ DATA = {"t": TIMES, "data": 2 * np.exp(-1.3 * TIMES) + 0.4 * TIMES + 0.01 * np.s
 
 
 class LinearTrust(optx.AbstractGaussNewton):
-    """Damped Newton steps in the other of the two trust regions."""
+    """Damped Newton steps with `LinearTrustRegion`."""
 
     rtol: float
     atol: float
@@ -170,7 +170,7 @@ def bowl(y, args):
 
 
 class TrustedBFGS(optx.AbstractBFGS):
-    """BFGS with a dogleg in a trust region in the place of a line search."""
+    """BFGS with a dogleg step in a trust region instead of a line search."""
 
     rtol: float
     atol: float
@@ -266,7 +266,7 @@ def minimised(start, args):
 
 @programs.add
 def root_and_fixed_point_by_a_minimiser():
-    """Values alone: where the residual is zero its norm has no second derivative."""
+    """Values only: the norm of the residual has no second derivative at zero."""
     return {"all": minimised(jnp.asarray(START), jnp.asarray(MATRIX))}
 
 
@@ -309,7 +309,7 @@ def model_system(y, model):
 
 @programs.sample
 def root_of_a_network():
-    """A network among the arguments, whose parameters the gradient is taken by."""
+    """The gradient with respect to the parameters of a network in `args`."""
     model = eqx.nn.MLP(3, 3, 8, 1, activation=jnp.tanh, key=jax.random.key(0))
     value, gradient = model_root(model, jnp.asarray(START))
     return {"value": value, "gradient": eqx.filter(gradient, eqx.is_array)}
@@ -324,7 +324,7 @@ def result_of(start, args, max_steps):
 
 @programs.sample
 def failures():
-    """What is said where more steps are needed than are allowed."""
+    """Error messages for too few steps."""
     args = jnp.asarray(START), jnp.asarray(MATRIX)
     found = {"returned": result_of(*args, 1)}
     try:

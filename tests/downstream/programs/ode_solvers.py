@@ -28,7 +28,7 @@ def field(t, y, args):
 
 @eqx.filter_jit
 def solved(solver, controller, dt0, start, args, times):
-    """The solution at the times, what it took, its gradient, and that of a batch."""
+    """The solution at `times` with its statistics and gradient, and the solutions of a batch."""
 
     def parts(start, args):
         found = dfx.diffeqsolve(
@@ -137,7 +137,7 @@ def robertson(args):
 
 @programs.sample
 def stiff_reaction():
-    """Robertson's reaction, whose rates are nine orders of magnitude apart."""
+    """Robertson's reaction, a stiff system: its rates differ by nine orders of magnitude."""
     return {"all": robertson(jnp.array([0.04, 1e4, 3e7]))}
 
 
@@ -250,7 +250,7 @@ def result_of(start, args):
 
 @programs.sample
 def failures():
-    """What is said where more steps are needed than are allowed."""
+    """Error messages for too few steps."""
     start = {"x": jnp.array([1.0, 0.5]), "y": jnp.array(0.3)}
     args = [jnp.array(1.2), jnp.array(0.4)]
     found = {"returned": result_of(start, args)}

@@ -1,4 +1,4 @@
-"""Diffrax: progress meters, whose lines are read back."""
+"""Diffrax: the output of progress meters."""
 
 import contextlib
 import io
@@ -31,12 +31,12 @@ def solved(meter, starts):
 
 
 def percentages(text):
-    """The figures that a meter shows."""
+    """The percentages in the output of a meter."""
     return [float(found) for found in re.findall(r"([\d.]+)%", text)]
 
 
 def shown(meter, starts):
-    """The solution, and what the meter showed."""
+    """The solution, and the percentages that the meter printed to stdout and stderr."""
     output, errors = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors):
         found = jax.block_until_ready(solved(meter, starts))
@@ -61,7 +61,7 @@ def text_of_a_batch():
 
 @programs.sample
 def tqdm():
-    """The bar leaves out what follows fast: how many figures it shows is a matter of time."""
+    """tqdm skips updates that follow each other quickly, so the number of percentages varies."""
     found, _, figures = shown(dfx.TqdmProgressMeter(), jnp.array([1.0, 2.0]))
     return {"solution": found, "first": figures[0], "is growing": figures == sorted(figures)}
 

@@ -1,7 +1,7 @@
-"""Neural differential equations trained on handwritten digits, which scikit-learn brings along.
+"""Neural differential equations trained on the handwritten digits of scikit-learn.
 
-Its bundled data sets have no series over time. An image read row by row is one: eight values at
-each of eight times.
+scikit-learn bundles no time series. The rows of an image serve as one: eight values at each of
+eight times.
 """
 
 import diffrax as dfx
@@ -20,7 +20,7 @@ CLASSES = 10
 
 
 def digits():
-    """The first images, with their pixels between 0 and 1, and what they show."""
+    """The first images, with pixels between 0 and 1, and their labels."""
     images, labels = datasets.load_digits(return_X_y=True)
     return jnp.asarray(images[:IMAGES] / 16), jnp.asarray(labels[:IMAGES])
 
@@ -103,7 +103,7 @@ OPTIMISER = optax.adam(3e-2)
 
 @eqx.filter_jit
 def step(model, state, adjoint, images, labels):
-    """One step of Adam, with the loss and the share of right answers before it."""
+    """A step of Adam. Also returns the loss and the accuracy before the step."""
 
     def loss(model):
         logits = jax.vmap(model, (0, None))(images, adjoint)

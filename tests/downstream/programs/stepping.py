@@ -1,4 +1,4 @@
-"""Diffrax: step size controllers, what is saved, dense output, interpolation."""
+"""Diffrax: step size controllers, saved values, dense output, interpolation."""
 
 import diffrax as dfx
 import equinox as eqx
@@ -19,7 +19,7 @@ def field(t, y, args):
 
 @eqx.filter_jit
 def solved(controller, dt0, saveat, start, args, what):
-    """What `what` takes from the solution, and the gradient of its sum of squares."""
+    """The value of `what(solution)`, and the gradient of its sum of squares."""
 
     def parts(args):
         found = dfx.diffeqsolve(
@@ -192,7 +192,7 @@ def solved_on_from_a_state():
 
 @eqx.filter_jit
 def step_by_step(start, args):
-    """Diffrax's own steps in a loop of JAX."""
+    """Steps of a Diffrax solver, called in a `jax.lax` loop."""
     term, solver = dfx.ODETerm(field), dfx.Tsit5()
     state = solver.init(term, 0.0, 0.1, start, args)
 

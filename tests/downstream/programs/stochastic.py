@@ -66,7 +66,7 @@ def solved(solver, diffusion, shape, area, controller, tree, adjoint, start, arg
 
     return {
         "paths": jax.vmap(lambda key: one(args, key))(keys),
-        # There is no reverse mode through the paths that are not kept.
+        # `UnsafeBrownianPath` does not support reverse mode.
         "gradient": (jax.grad if tree else jax.jacfwd)(loss)(args),
     }
 

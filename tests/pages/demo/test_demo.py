@@ -26,7 +26,7 @@ TEXTS = {"results.json", "report.html"}
 
 @pytest.fixture(scope="module", autouse=True)
 def small():
-    """Less to compile: linear models, and fewer penalties to choose from."""
+    """Linear models and fewer penalties, which compile faster."""
     with pytest.MonkeyPatch.context() as patch:
         rates = {"diabetes": {}, "digits": {"learning_rate": 3e-2, "plain_learning_rate": 1e-2}}
         for name, changed in rates.items():
@@ -104,7 +104,7 @@ def test_metrics_are_plausible_and_agree_with_intervals_and_bins(quick):
 
 
 class Parser(html.parser.HTMLParser):
-    """Checks that elements nest; keeps their attributes and the text outside scripts."""
+    """Checks that elements nest. Collects their attributes, and the text outside scripts."""
 
     EMPTY = frozenset({"meta", "link", "br", "img", "input"})
 
@@ -131,7 +131,7 @@ class Parser(html.parser.HTMLParser):
 def test_page_loads_no_other_files(quick):
     attributes = {name for name, _ in Parser(quick.page).attributes}
     assert attributes.isdisjoint({"src", "href", "srcset"})
-    # The XML namespace is not loaded.
+    # The URL of the XML namespace is not downloaded.
     page = quick.page.replace("http://www.w3.org/2000/svg", "")
     assert re.findall(r"https?:|//\w|url\(|@import|fetch\(|XMLHttpRequest|import\(", page) == []
 
@@ -169,7 +169,7 @@ def test_diverged_training_ends_with_its_last_finite_state(tmp_path, capsys, mon
     batches_of = training._batches
 
     def broken_after_three_steps(part, batch_size, seed):
-        monkeypatch.setattr(training, "_batches", batches_of)  # The next training succeeds.
+        monkeypatch.setattr(training, "_batches", batches_of)  # Later calls succeed.
         for count, batch in enumerate(batches_of(part, batch_size, seed)):
             yield jax.tree.map(lambda array: array * np.nan, batch) if count == 3 else batch
 
@@ -233,7 +233,7 @@ def test_wrong_argument_is_one_line(arguments, said, tmp_path, monkeypatch, caps
 
 def test_missing_package_names_what_to_install(monkeypatch):
     monkeypatch.delitem(sys.modules, "examples.demo.__main__", raising=False)
-    monkeypatch.setitem(sys.modules, "examples.demo.command", None)  # as if a package were missing
+    monkeypatch.setitem(sys.modules, "examples.demo.command", None)  # simulates a missing package
     with pytest.raises(SystemExit, match=r"pip install -e '\.\[demo\]'"):
         __import__("examples.demo.__main__")
 

@@ -1,4 +1,4 @@
-"""Errors and types that pyright and mypy report, line by line."""
+"""The errors and types that pyright and mypy report for each line."""
 
 import collections
 import dataclasses
@@ -17,7 +17,7 @@ _REVEALED = re.compile(r'(?:Type of ".*" is|Revealed type is) "(.*)"', re.DOTALL
 
 @dataclasses.dataclass
 class Report:
-    """The errors and types of one program, by the number of the line."""
+    """The errors and types of a program, by line number."""
 
     errors: dict[int, list[str]] = dataclasses.field(
         default_factory=lambda: collections.defaultdict(list)
@@ -53,8 +53,8 @@ def read_pyright(process: subprocess.Popen[str]) -> Reports:
 
 def start_mypy(folder: pathlib.Path) -> subprocess.Popen[str]:
     """Starts mypy with its default settings on the programs in `folder`."""
-    # Optax has no types, which is no mistake of a program. JAX's compiler does not affect the types
-    # of a program, and took a quarter of mypy's time.
+    # Optax has no types, so its imports are not checked. mypy skips the compiler modules of JAX,
+    # which took a quarter of its time and do not affect the types of a program.
     compiler = "jaxlib.mlir.*,jaxlib.mosaic.*,jax._src.export.*,jax._src.pallas.*"
     settings = (
         "[mypy]\n[mypy-optax.*]\nignore_missing_imports = True\n"
@@ -62,7 +62,7 @@ def start_mypy(folder: pathlib.Path) -> subprocess.Popen[str]:
     )
     (folder / "mypy.ini").write_text(settings)
     programs = [path.name for path in folder.glob("*.py")]
-    # The cache keeps libraries. mypy would report nothing about cached programs.
+    # Caches only libraries: mypy reports nothing about cached programs.
     for program in programs:
         for path in CACHE.glob(f"*/{program.removesuffix('py')}*"):
             path.unlink(missing_ok=True)
@@ -92,6 +92,6 @@ def _start(folder: pathlib.Path, checker: str, *options: str) -> subprocess.Pope
 
 def _output(process: subprocess.Popen[str]) -> str:
     output, errors = process.communicate()
-    # Status 1: there are errors.
+    # Status 1 means that there are errors.
     assert process.returncode == 1, output + errors
     return output

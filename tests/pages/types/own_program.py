@@ -1,4 +1,4 @@
-"""Functions and types that Equinox lacks. Marked as in `program.py`."""
+"""Functions and types that Equinox does not have, with the comments of `program.py`."""
 
 from collections.abc import Callable
 from typing import NamedTuple

@@ -1,7 +1,7 @@
-"""A program for type checkers, also checked with Equinox in place of eqxlike.
+"""A program for type checkers. It is also checked with Equinox instead of eqxlike.
 
-Exactly the lines that end in `# mistake` have an error. The comment after each `reveal_type` is the
-type that pyright reports.
+A line has an error if and only if it ends in `# mistake`. The comment after each `reveal_type` is
+the type that pyright reports.
 """
 
 # ruff: noqa: B018

@@ -16,7 +16,7 @@ SOURCES = {
 SOURCES[EQUINOX] = re.sub("^(import|from) eqxlike ", r"\1 equinox ", SOURCES[SHARED], flags=re.M)
 
 VAGUE = re.compile(r"\b(Any|Unknown|Never)\b|\.\.\.")
-"""The unknown parts of a type."""
+"""Types that are unknown."""
 
 
 @pytest.fixture(scope="module")
@@ -24,13 +24,13 @@ def reports(tmp_path_factory) -> dict[str, dict[str, Report]]:
     folder = tmp_path_factory.mktemp("programs")
     for name, source in SOURCES.items():
         (folder / f"{name}.py").write_text(source)
-    # The programs state each type of pyright, so pyright does not check the program of Equinox.
+    # The expected types are pyright's types with eqxlike, so only mypy checks Equinox.
     pyright, mypy = start_pyright(folder, SHARED, OWN), start_mypy(folder)
     return {"pyright": read_pyright(pyright), "mypy": read_mypy(mypy)}
 
 
 def marked(name: str) -> set[int]:
-    """The lines of a program that have a mistake."""
+    """The numbers of the lines that end in `# mistake`."""
     lines = SOURCES[name].splitlines()
     return {number for number, line in enumerate(lines, 1) if line.endswith("  # mistake")}
 
@@ -46,7 +46,7 @@ def expected_types(name: str) -> dict[int, str]:
 
 
 def shown(name: str, lines: set[int]) -> list[str]:
-    """Lines of a program, for the message of a test."""
+    """The given lines of a program, for an assertion message."""
     return [f"{line}: {SOURCES[name].splitlines()[line - 1].strip()}" for line in sorted(lines)]
 
 
