@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from ._module import (
-    INITIALISING,
+    Initialising,
     abstract_names,
     clear_slot,
     ignore_strict_rules,
@@ -236,6 +236,6 @@ class _HasDataclassInit:
 
 has_dataclass_init = _HasDataclassInit()
 currently_initialising = types.SimpleNamespace(
-    add=lambda module: set_cached(module, INITIALISING), remove=clear_slot
+    add=lambda module: set_cached(module, Initialising), remove=clear_slot
 )
 """Makes it possible to assign fields of a Module between `add(module)` and `remove(module)`."""

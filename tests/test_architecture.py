@@ -145,8 +145,8 @@ else:
 """
 
 BROKEN = [
-    ("_module/_field.py", "from jax import _src", "private to JAX"),
-    ("_module/_field.py", "import jax\njax.tree_util._registry", "private to JAX"),
+    ("_module/_fields.py", "from jax import _src", "private to JAX"),
+    ("_module/_fields.py", "import jax\njax.tree_util._registry", "private to JAX"),
     ("nn/_mlp.py", "def f():\n    import equinox", "neither a core dependency nor an extra"),
     ("nn/__init__.py", "from ._linear import Linear", "re-exports alone"),
     ("__init__.py", "from jax import jit as jit", "re-exports alone"),

@@ -12,10 +12,8 @@ from typing import Any
 import jax.tree_util as jtu
 
 from .._pytree import Frozen, is_frozen
-from ._cached import stored_fields
 from ._class import Traits
-from ._codec import Codec, is_incomplete
-from ._field import field
+from ._fields import Codec, field, is_incomplete, stored_fields
 from ._module import Module, ModuleMeta, Wrapper
 
 
@@ -111,11 +109,6 @@ def _frozen_class(cls: Any, frozen_flags: FrozenFlags) -> type:
     if not frozen_flags:
         return cls
     return derived_class(cls, frozen_flags, lambda: _make_frozen_class(cls, frozen_flags))
-
-
-def frozen_fields(cls: Any) -> tuple[str, ...]:
-    """The names of the fields of a Module class in which arrays are frozen."""
-    return cls._eqxlike_class.traits.frozen_fields
 
 
 def _make_frozen_class(cls: Any, frozen_flags: FrozenFlags) -> type:

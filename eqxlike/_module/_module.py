@@ -2,11 +2,11 @@
 
 The metaclass `ModuleMeta` comes first: its `__new__` makes a class, and its `__call__` makes an
 instance. The helpers of `__new__` and then of `__call__` follow, then `Module` itself, bound
-methods, and `Partial`.
+methods and other wrappers.
 
 In short, for a class `Affine` with a field `scale` and a static field `axis`, `__new__` does this:
 
-    Affine = dataclasses.dataclass(eq=False, repr=False)(Affine)    # make_dataclass
+    Affine = dataclasses.dataclass(eq=False, repr=False)(Affine)    # _make_dataclass
     jtu.register_pytree_with_keys(                                  # _register, generate_codec
         Affine,
         lambda self: ([(GetAttrKey("scale"), self.scale)], self.axis),
@@ -19,7 +19,6 @@ After `__init__`, assigning to a field raises an error (`FrozenStorage`).
 import abc
 import copyreg
 import dataclasses
-import functools
 import inspect
 import pickle
 import pkgutil
@@ -28,7 +27,7 @@ import sys
 import types
 import warnings
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, dataclass_transform
+from typing import TYPE_CHECKING, Any, NoReturn, dataclass_transform
 
 import jax
 import jax.numpy as jnp
@@ -38,21 +37,35 @@ from .._compat import PjitFunction
 from .._dtypes import explain_key
 from .._pytree import tree_equal, tree_pformat
 from .._traceback import explain_signature, hide_our_frames
-from ._abstract import abstract_names, explain_abstract
-from ._cached import (
-    INITIALISING,
+from ._class import (
+    RECORD,
+    CarriedClass,
+    ClassRecord,
+    StoredFunction,
+    Strictness,
+    Traits,
+    abstract_names,
+    check_strict,
+    explain_abstract,
+    own_record,
+    take_abstract,
+)
+from ._fields import (
     FrozenStorage,
+    Initialising,
     LazyAttribute,
+    check_static,
     clear_slot,
+    error_of_hash,
+    field,
+    found_in_class,
+    generate_codec,
+    layout_of,
+    make_init,
     set_cached,
     stored_fields,
 )
-from ._class import RECORD, CarriedClass, ClassRecord, StoredFunction, Traits, own_record
-from ._codec import generate_codec, layout_of
-from ._dataclass import amend, make_dataclass
-from ._field import check_static, converter_of, error_of_hash, field, found_in_class
 from ._naming import LayerCall
-from ._strict import Strictness, check_strict
 
 _PACKAGE = __name__.partition(".")[0]
 
@@ -98,7 +111,7 @@ class ModuleMeta(abc.ABCMeta):
         )
         type.__setattr__(cls, RECORD, record)  # Read as `cls._eqxlike_class`.
         _store_methods(cls, own)
-        fields = make_dataclass(cls, record.makes_init)
+        fields = _make_dataclass(cls, record.makes_init)
         if not record.makes_init and hasattr(cls, "__post_init__"):
             warnings.warn(
                 f"{cls.__module__}.{cls.__qualname__} has both an `__init__` method and a "
@@ -109,7 +122,7 @@ class ModuleMeta(abc.ABCMeta):
         if strictness is not None:
             check_strict(cls, strictness, own, None if record.makes_init else owner)
         _register(cls, record, fields)
-        if _is_own_wrapper(cls):
+        if cls.__module__.startswith(f"{_PACKAGE}._") and not record.traits.is_layer:
             # `setdefault` keeps the first class: a generated subclass has the same name, but is
             # made later.
             vars(ModuleMeta.eqxlike_wrappers).setdefault(cls.__qualname__.lstrip("_"), cls)
@@ -129,7 +142,7 @@ class ModuleMeta(abc.ABCMeta):
                 raise
             if not isinstance(self, cls):
                 return self
-            set_cached(self, INITIALISING)
+            set_cached(self, Initialising)
             try:
                 if self.__init__(*args, **kwargs) is not None:
                     raise TypeError(
@@ -165,7 +178,16 @@ class ModuleMeta(abc.ABCMeta):
             if is_for_field and not hasattr(type(value), "__set__"):
                 # The value is a new default. It must not hide the field of a lazy instance.
                 value = value if type(value) is LazyAttribute else LazyAttribute(name, value)
-            super().__setattr__(name, amend(cls, name, value))
+            # `abc` and `dataclasses` set these two attributes when the class is made. They set them
+            # again if the user decorates the class with `@dataclass`.
+            if name == "__abstractmethods__":
+                # If this set is not empty, Python itself refuses to make instances.
+                value |= abstract_names(cls)
+            elif name == "__dataclass_fields__":
+                # The first fields are kept, because the second fields lack the arguments of
+                # `field`.
+                value = {**value, **vars(cls).get(name, {})}
+            super().__setattr__(name, value)
 
         def __delattr__(cls, name: str) -> None:
             found = vars(cls).get(name)
@@ -192,12 +214,6 @@ class ModuleMeta(abc.ABCMeta):
 
 
 # --- How a class is made ---
-
-
-def _is_own_wrapper(cls: type) -> bool:
-    """Whether `cls` is a class of this package, and not a layer."""
-    is_own = cls.__module__.startswith(f"{_PACKAGE}._")
-    return is_own and not cls._eqxlike_class.traits.is_layer
 
 
 def _by_public_name(cls: type) -> Any:
@@ -303,13 +319,42 @@ class MixinMethod:
         return found.__get__(instance, owner) if hasattr(found, "__get__") else found
 
 
+def _make_dataclass(cls: Any, makes_init: bool) -> tuple[dataclasses.Field, ...]:
+    """Makes `cls` a dataclass, with an `__init__` if `makes_init`, and returns its fields.
+
+    `frozen=True` is not used, since `dataclasses` would then reject a user's `@dataclass` decorator
+    on the class. Instead, the `__setattr__` of Modules freezes the instances.
+    """
+    annotations = inspect.get_annotations(cls)
+    concrete = take_abstract(cls)
+    if concrete is not None:
+        cls.__annotations__ = concrete
+    dataclasses.dataclass(init=makes_init, repr=False, eq=False)(cls)
+    if concrete is not None:
+        cls.__annotations__ = annotations
+    # The faster `__init__` does not call `__setattr__`, so it is not used if a user wrote a
+    # `__setattr__`.
+    if makes_init and cls.__setattr__ is FrozenStorage.__setattr__:
+        cls.__init__ = make_init(cls, cls.__init__)
+    fields = dataclasses.fields(cls)
+    for each in fields:
+        # A method or property of this name in a base class stays, as in any dataclass.
+        found = found_in_class(cls, each.name)
+        is_default = each.name in vars(cls) and not hasattr(type(found), "__set__")
+        if found is None or is_default or type(found) is LazyAttribute:
+            type.__setattr__(cls, each.name, LazyAttribute(each.name, each.default))
+    # The fields are attributes of the class now, so they override abstract attributes of its bases.
+    abc.update_abstractmethods(cls)
+    return fields
+
+
 def _register(cls: Any, record: ClassRecord, fields: tuple[dataclasses.Field, ...]) -> None:
     """Completes the record of a dataclass, and registers the class with JAX as a pytree."""
     record.defaults = tuple(
         (each.name, each.default) for each in fields if each.default is not dataclasses.MISSING
     )
     record.converters = tuple(
-        (each.name, converter) for each in fields if (converter := converter_of(each)) is not None
+        (each.name, each.metadata["converter"]) for each in fields if "converter" in each.metadata
     )
     traits = record.traits
     record.codec = generate_codec(cls, layout_of(cls), traits.complete)
@@ -586,63 +631,3 @@ def _bind_static(function: Any, instance: Any) -> Any:
         # `unflatten` is faster than a call of the class: it skips the checks of the metaclass.
         return BoundMethod._eqxlike_class.codec.unflatten((function,), (instance,))
     return types.MethodType(function, instance)
-
-
-# --- `functools.partial` as a Module ---
-
-
-_Return = TypeVar("_Return")
-
-
-class Partial(Module, Generic[_Return]):
-    """A `functools.partial` that is a pytree. The function and the arguments are its children.
-
-    A transformation of a `Partial` sees the arrays among the arguments of the `Partial`. If `func`
-    is a Module, the transformation also sees the arrays of `func`. In `jax.tree_util.Partial`, only
-    the arguments are children, and the arrays of `func` are hidden.
-
-    **Arguments:**
-
-    - `func`: any callable.
-    - `*args`, `**kwargs`: passed to `func` in each call, before the arguments of the call. A
-      keyword argument of the call overrides a keyword argument given here.
-
-    Its fields are `func`, `args` (a tuple) and `keywords` (a dict).
-
-    !!! example
-
-        >>> import eqxlike as eqx, jax, jax.numpy as jnp
-        >>> def affine(scale, x, *, shift):
-        ...     return scale * x + shift
-        >>> double = eqx.Partial(affine, jnp.array(2.0), shift=1.0)
-        >>> double
-        Partial(func=<function affine>, args=(weak_f32[],), keywords={'shift': 1.0})
-        >>> print(double(3.0), double(3.0, shift=0.0))
-        7.0 6.0
-        >>> jax.tree.leaves(double)[1:]
-        [Array(2., dtype=float32, weak_type=True), 1.0]
-    """
-
-    func: Callable[..., _Return]
-    args: tuple[Any, ...]
-    keywords: dict[str, Any]
-
-    def __init__(self, func: Callable[..., _Return], /, *args: Any, **kwargs: Any):
-        self.func = func
-        self.args = args
-        self.keywords = kwargs
-
-    def __call__(self, /, *args: Any, **kwargs: Any) -> _Return:
-        try:
-            return self.func(*self.args, *args, **{**self.keywords, **kwargs})
-        except Exception as error:
-            hide_our_frames(error)
-            raise
-
-    @property
-    def __signature__(self) -> inspect.Signature:
-        try:
-            return inspect.signature(functools.partial(self.func, *self.args, **self.keywords))
-        except (TypeError, ValueError):
-            # Some C functions have no signature.
-            return inspect.signature(self.__call__)

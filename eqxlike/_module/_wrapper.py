@@ -1,4 +1,4 @@
-"""The metadata of Modules that wrap a callable: `functools.update_wrapper` for Modules.
+"""Two functions of `functools` for Modules: `update_wrapper`, and `partial`.
 
 Most wrappers read the metadata from the callable that their `__wrapped__` returns. But
 `module_update_wrapper` stores the metadata in the `__dict__` of the instance, under `METADATA_KEY`.
@@ -7,12 +7,13 @@ When the instance is flattened, the metadata is in the static part.
 
 import copy
 import dataclasses
+import functools
+import inspect
 from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Generic, ParamSpec, TypeVar
 
-from ._cached import stored_fields
-from ._codec import METADATA_KEY, carries_metadata
-from ._field import found_in_class
+from .._traceback import hide_our_frames
+from ._fields import METADATA_KEY, carries_metadata, found_in_class, stored_fields
 from ._module import METADATA, Module
 
 _P = ParamSpec("_P")
@@ -134,3 +135,63 @@ def _hashable(value: Any) -> Any:
 
 def _plain(value: Any) -> Any:
     return value.value if type(value) is _Itself else value
+
+
+# --- `functools.partial` as a Module ---
+
+
+_Return = TypeVar("_Return")
+
+
+class Partial(Module, Generic[_Return]):
+    """A `functools.partial` that is a pytree. The function and the arguments are its children.
+
+    A transformation of a `Partial` sees the arrays among the arguments of the `Partial`. If `func`
+    is a Module, the transformation also sees the arrays of `func`. In `jax.tree_util.Partial`, only
+    the arguments are children, and the arrays of `func` are hidden.
+
+    **Arguments:**
+
+    - `func`: any callable.
+    - `*args`, `**kwargs`: passed to `func` in each call, before the arguments of the call. A
+      keyword argument of the call overrides a keyword argument given here.
+
+    Its fields are `func`, `args` (a tuple) and `keywords` (a dict).
+
+    !!! example
+
+        >>> import eqxlike as eqx, jax, jax.numpy as jnp
+        >>> def affine(scale, x, *, shift):
+        ...     return scale * x + shift
+        >>> double = eqx.Partial(affine, jnp.array(2.0), shift=1.0)
+        >>> double
+        Partial(func=<function affine>, args=(weak_f32[],), keywords={'shift': 1.0})
+        >>> print(double(3.0), double(3.0, shift=0.0))
+        7.0 6.0
+        >>> jax.tree.leaves(double)[1:]
+        [Array(2., dtype=float32, weak_type=True), 1.0]
+    """
+
+    func: Callable[..., _Return]
+    args: tuple[Any, ...]
+    keywords: dict[str, Any]
+
+    def __init__(self, func: Callable[..., _Return], /, *args: Any, **kwargs: Any):
+        self.func = func
+        self.args = args
+        self.keywords = kwargs
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> _Return:
+        try:
+            return self.func(*self.args, *args, **{**self.keywords, **kwargs})
+        except Exception as error:
+            hide_our_frames(error)
+            raise
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        try:
+            return inspect.signature(functools.partial(self.func, *self.args, **self.keywords))
+        except (TypeError, ValueError):
+            # Some C functions have no signature.
+            return inspect.signature(self.__call__)

@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import jax.tree_util as jtu
 
-from .._module import frozen_fields, is_incomplete
+from .._module import is_incomplete
 from .._pytree import children_with_keys, stable_text
 from ._flatten import flatten
 from ._structure import (
@@ -250,13 +250,14 @@ def _describe_one(structure: Structure, of_static: DescribeStatic) -> Node:
         children = [child.generated[of_static] for child in structure.children]
     kind, names, statics = _open(structure, len(children))
     children += [of_static(value, of_node=True) for value in statics.values()]
-    cls = structure.node_type
+    cls: Any = structure.node_type
+    is_module = isinstance(structure, ModuleNode)
     return Node(
         kind,
         cls.__name__,
         None if names is None else (*names, *statics),
         tuple(children),
-        frozen=frozen_fields(cls) if isinstance(structure, ModuleNode) else (),
+        frozen=cls._eqxlike_class.traits.frozen_fields if is_module else (),
         fingerprint=identity_of(cls),
     )
 

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from .._compat import Tracer
-from .._module import INITIALISING, CachedPartition, Module, ModuleMeta, get_cached, set_cached
+from .._module import CachedPartition, Initialising, Module, ModuleMeta, get_cached, set_cached
 from .._pytree import is_traced_reference
 from ._static_key import ATOMS, PLAIN_TYPES, Container, Snapshot, StaticKey, plain_key, snapshot_of
 from ._structure import (
@@ -108,7 +108,7 @@ def flatten(
                 continue
             if isinstance(node_type, ModuleMeta):
                 cached = _unless_changed(get_cached(value)) if caches else None
-                if not checks and cached is not None and cached is not INITIALISING:
+                if not checks and cached is not None and cached is not Initialising:
                     structure = cached.structure.interned
                     # The interned Structure may hold equal objects, but an output keeps its own
                     # objects.
@@ -158,7 +158,7 @@ def flatten(
                     _explain(closed.value, static, error, frames, frame, of_node=True)
                 ) from error
             frame.structures.append(structure)
-            if closed.node.structure_type is ModuleNode and closed.cached is not INITIALISING:
+            if closed.node.structure_type is ModuleNode and closed.cached is not Initialising:
                 if checks and closed.cached is not None:
                     _check(closed.value, closed.cached, arrays[closed.first_array :], structure)
                 if structure.is_cacheable_module:
@@ -234,7 +234,7 @@ class _OfOwnContainers(NamedTuple):
 
 def _unless_changed(cached: Any) -> Any:
     """Returns the content of a slot, or `None` if a static container in it has changed."""
-    if cached is None or cached is INITIALISING:
+    if cached is None or cached is Initialising:
         return cached
     if (snapshot := cached.structure.snapshot) is not None:
         others = cached.structure.interned.snapshot

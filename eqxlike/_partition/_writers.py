@@ -17,11 +17,11 @@ import numpy as np
 from jax.tree_util import default_registry
 
 from .._module import (
+    METADATA_KEY,
     CachedPartition,
     LazyPartition,
     carries_metadata,
     get_cached,
-    has_metadata,
     set_cached,
     stored_fields,
 )
@@ -484,7 +484,7 @@ def _guard_fields(node: Any, writer: GuardWriter, name: str) -> Sequence[str]:
     # `flatten` handles the Module.
     fields = writer.assign(f"{writer.constant(stored_fields)}({name})")
     if carries_metadata(node.node_type):
-        writer.miss_if(f"{writer.constant(has_metadata)}({fields})")
+        writer.miss_if(f"{METADATA_KEY!r} in {fields}")
     if not writer.reads_fields:
         writer.check(node.static.containers)
     for field, value in zip(layout.static_names, node.meta, strict=True):
