@@ -5,8 +5,6 @@ from ._checks import EquinoxRuntimeError as EquinoxRuntimeError
 from ._checks import EquinoxTracetimeError as EquinoxTracetimeError
 from ._checks import EqxlikeRuntimeError as EqxlikeRuntimeError
 from ._checks import EqxlikeTracetimeError as EqxlikeTracetimeError
-from ._checks import branched_error_if as branched_error_if
-from ._checks import error_if as error_if
 from ._checks import note_check as note_check
 from ._derivatives import filter_closure_convert as filter_closure_convert
 from ._derivatives import filter_custom_jvp as filter_custom_jvp
@@ -19,6 +17,8 @@ from ._derivatives import filter_jvp as filter_jvp
 from ._derivatives import filter_value_and_grad as filter_value_and_grad
 from ._derivatives import filter_vjp as filter_vjp
 from ._enumeration import Enumeration as Enumeration
+from ._error_if import branched_error_if as branched_error_if
+from ._error_if import error_if as error_if
 from ._flat_call import filter_checkpoint as filter_checkpoint
 from ._flat_call import filter_eval_shape as filter_eval_shape
 from ._flat_call import filter_make_jaxpr as filter_make_jaxpr

@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool, Int, PyTree
 from .._compat import Tracer
 from .._module import Module, field
 from .._pytree import is_array
-from ._checks import branched_error_if
+from ._error_if import branched_error_if
 
 if TYPE_CHECKING:
     # Type checkers see a Python enumeration. Its items are its instances, so `E.name` has type `E`,

@@ -9,7 +9,7 @@ import jax.tree_util as jtu
 from jax.custom_derivatives import custom_jvp_call_p
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Primitive, jaxprs_in_params
 
-from .._transforms._checks import _primitives as _checks
+from .._transforms import _checks
 from .._transforms._derivatives import _linear_call
 from ..debug import _breakpoint, _dce, backward_nan
 from ..loops._flat import _batched, _transposes

@@ -19,7 +19,7 @@ from eqxlike import (
     filter_jit,
     filter_vmap,
 )
-from eqxlike._transforms._checks._runtime_errors import FailureReport
+from eqxlike._transforms._checks import FailureReport
 
 X = jnp.arange(3.0)
 CUBE = jnp.arange(24.0).reshape(2, 3, 4)

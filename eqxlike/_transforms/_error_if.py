@@ -4,7 +4,7 @@ import functools
 import os
 import sys
 import types
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeVar, get_args
 
 import jax
@@ -12,61 +12,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Int, PyTree
 
-from ..._compat import Tracer
-from ..._partition import split
-from ..._pytree import is_array, is_array_like
-from ..._traceback import hide_our_frames
-from ._check import Check, mesh_of
-from ._primitives import needing
-from ._runtime_errors import EqxlikeTracetimeError, FailureReport
-
-# --- What happens on failure: the argument `on_error`, or an environment variable ---
-
+from .._compat import Tracer
+from .._partition import split
+from .._pytree import is_array, is_array_like
+from .._traceback import hide_our_frames
+from ._checks import Check, EqxlikeTracetimeError, FailureReport, mesh_of, needing
 
 OnError = Literal["default", "raise", "breakpoint", "nan", "off"]
-
-_WORDS = tuple(word for word in get_args(OnError) if word != "default")
-
-
-def _setting(name: str, default: str) -> tuple[str, str]:
-    """The name and value of the environment variable `EQXLIKE_<name>`, or else `EQX_<name>`."""
-    names = (f"EQXLIKE_{name}", f"EQX_{name}")
-    name = next((name for name in names if name in os.environ), names[0])
-    return name, os.environ.get(name, default)
-
-
-def resolve_on_error(on_error: str) -> str:
-    """`on_error`, with `"default"` replaced by the value of the environment variable.
-
-    **Raises:** `RuntimeError` if `on_error` is unknown; `ValueError` if the value of the
-    environment variable is unknown.
-    """
-    if on_error in _WORDS:
-        return on_error
-    if on_error != "default":
-        raise RuntimeError(
-            f"`on_error` is {on_error!r}; expected is one of {', '.join(get_args(OnError))}."
-        )
-    name, word = _setting("ON_ERROR", "raise")
-    if word not in _WORDS:
-        raise ValueError(
-            f"The environment variable {name} is {word!r}; expected is one of {', '.join(_WORDS)}."
-        )
-    return word
-
-
-def num_breakpoint_frames() -> int:
-    """The number of frames that the debugger shows, counted outwards from the check.
-
-    **Raises:** `ValueError` if the environment variable is not a positive integer.
-    """
-    name, number = _setting("ON_ERROR_BREAKPOINT_FRAMES", "1")
-    if not number.isdecimal() or int(number) < 1:
-        raise ValueError(
-            f"The environment variable {name} is {number!r}; expected is the number of frames "
-            "that the debugger shows, at least 1."
-        )
-    return int(number)
 
 
 Tree = TypeVar("Tree")
@@ -189,7 +141,14 @@ def _checked(
     on_error: str,
     caller: types.FrameType,
 ) -> PyTree:
-    on_error = resolve_on_error(on_error)
+    words = tuple(word for word in get_args(OnError) if word != "default")
+    if on_error == "default":
+        expected = f"one of {', '.join(words)}"
+        on_error = _setting("ON_ERROR", "raise", expected, words.__contains__)
+    elif on_error not in words:
+        raise RuntimeError(
+            f"`on_error` is {on_error!r}; expected is one of {', '.join(get_args(OnError))}."
+        )
     if not messages:
         raise ValueError("`msgs` is empty; expected is at least one message.")
     place = f"{caller.f_code.co_filename}:{caller.f_lineno} in {caller.f_code.co_qualname}"
@@ -216,7 +175,10 @@ def _checked(
             raise TypeError(f"`index` is of dtype {index.dtype}; expected is {expected}.")
         index = jnp.max(index)
     if on_error != "off":
-        arrays = _HANDLERS[on_error](arrays, _any(pred), index, report)
+        # Under `jax.jit`, `jnp.any` makes a tracer even of a concrete predicate.
+        is_scalar = isinstance(pred, Tracer) and pred.shape == () and pred.dtype == jnp.bool_
+        failed = pred if is_scalar else jnp.any(pred)
+        arrays = _handled(on_error, arrays, failed, index, report)
     return rest.merge(arrays)
 
 
@@ -232,34 +194,24 @@ def _array_of(value: Any, name: str, expected: str) -> Array:
     return _as_jax_array(value)
 
 
-def _any(pred: Array) -> Array:
-    """Whether any element of `pred` is true. Under `jax.jit`, the result is always a tracer."""
-    is_one_boolean = isinstance(pred, Tracer) and pred.shape == () and pred.dtype == jnp.bool_
-    return pred if is_one_boolean else jnp.any(pred)
-
-
-def _or_raise(
-    arrays: list[Array], failed: Array, index: Array | None, report: FailureReport
+def _handled(
+    on_error: str, arrays: list[Array], failed: Array, index: Array | None, report: FailureReport
 ) -> list[Array]:
-    mesh = mesh_of([failed, *arrays]) if isinstance(failed, Tracer) else None
-    passes = Check(report, does_raise=True, mesh=mesh).passes(failed, index)
-    if not isinstance(passes, Tracer):
-        return arrays
-    return needing(passes, arrays)
-
-
-def _or_break(
-    arrays: list[Array], failed: Array, index: Array | None, report: FailureReport
-) -> list[Array]:
-    passes = Check(report, does_raise=False).passes(failed, index)
-    debug = functools.partial(jax.debug.breakpoint, num_frames=num_breakpoint_frames())
-    jax.lax.cond(passes, lambda: None, debug)
-    return _or_nan(arrays, failed, index, report)
-
-
-def _or_nan(
-    arrays: list[Array], failed: Array, index: Array | None, report: FailureReport
-) -> list[Array]:
+    """The arrays after a check. `failed` is whether the check fails."""
+    if on_error == "raise":
+        mesh = mesh_of([failed, *arrays]) if isinstance(failed, Tracer) else None
+        passes = Check(report, does_raise=True, mesh=mesh).passes(failed, index)
+        return needing(passes, arrays) if isinstance(passes, Tracer) else arrays
+    if on_error == "breakpoint":
+        passes = Check(report, does_raise=False).passes(failed, index)
+        num_frames = _setting(
+            "ON_ERROR_BREAKPOINT_FRAMES",
+            "1",
+            "the number of frames that the debugger shows, at least 1",
+            lambda text: text.isdecimal() and int(text) >= 1,
+        )
+        debug = functools.partial(jax.debug.breakpoint, num_frames=int(num_frames))
+        jax.lax.cond(passes, lambda: None, debug)
     if not isinstance(failed, Tracer) and not failed:
         return arrays
     return [jax.lax.select(failed, _invalid(array), array) for array in arrays]
@@ -276,4 +228,14 @@ def _invalid(array: Array) -> Array:
     return array
 
 
-_HANDLERS = {"raise": _or_raise, "breakpoint": _or_break, "nan": _or_nan}
+def _setting(name: str, default: str, expected: str, is_valid: Callable[[str], bool]) -> str:
+    """The value of the environment variable `EQXLIKE_<name>`, or else `EQX_<name>`.
+
+    **Raises:** `ValueError` if the value is not valid; `expected` describes the valid values.
+    """
+    names = (f"EQXLIKE_{name}", f"EQX_{name}")
+    name = next((each for each in names if each in os.environ), names[0])
+    value = os.environ.get(name, default)
+    if not is_valid(value):
+        raise ValueError(f"The environment variable {name} is {value!r}; expected is {expected}.")
+    return value
