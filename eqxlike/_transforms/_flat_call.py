@@ -192,6 +192,12 @@ def is_array_or_struct(leaf: Any) -> bool:
     return is_array(leaf) or isinstance(leaf, jax.ShapeDtypeStruct)
 
 
+def path_of(place: int, treedef: Any) -> str:
+    """The path of the leaf with index `place`, as text."""
+    places = treedef.unflatten(range(treedef.num_leaves))
+    return jtu.keystr(jtu.tree_leaves_with_path(places)[place][0])
+
+
 # --- Mutable arrays (`jax.Ref`), which a traced function may take but not return ---
 
 
