@@ -46,7 +46,7 @@ _MODULES = {
 _PRIVATE = {f"{part}.{name}" for part, names in _MODULES.items() for name in names.split()}
 
 _NAMES = {
-    f"{EQUINOX}._ad._ClosureConvert": "_transforms._derivatives._closure_convert.ClosureConverted",
+    f"{EQUINOX}._ad._ClosureConvert": "_transforms._derivatives._custom.ClosureConverted",
     f"{EQUINOX}._custom_types.sentinel": "_pytree.MISSING",
     f"{EQUINOX}._enum.EnumerationItem": "_transforms._enumeration.EnumerationItem",
     f"{EQUINOX}._enum._EnumerationMeta": "_transforms._enumeration.EnumerationMeta",

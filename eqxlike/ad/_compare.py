@@ -17,7 +17,7 @@ from .._check_numbers import positive_number, whole_number
 from .._pytree import describe_node, is_array
 from .._tables import align, grouped
 from .._transforms import filter_jit
-from .._transforms._derivatives._by_mode import check_mode
+from .._transforms._derivatives._grad import check_mode
 from ._modes import Auto, Checkpointed, Enzyme, FiniteDifference, Forward, Mode, Reverse
 from ._reference import (
     GradientProblem,

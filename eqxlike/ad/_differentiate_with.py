@@ -13,7 +13,7 @@ from jaxtyping import Array, PyTree
 from .._partition import split
 from .._pytree import find_difference, is_inexact_array, same_shape_and_dtype
 from .._transforms import filter_jit, filter_value_and_grad
-from .._transforms._derivatives._by_mode import check_mode
+from .._transforms._derivatives._grad import check_mode
 from .._transforms._flat_call import FlatCall
 from .._transforms._signatures import Output, Params, TransformedFunction, check_callable
 from ._modes import Mode, Reverse

@@ -10,8 +10,7 @@ from jaxtyping import Array, PyTree
 
 from .._module import Module, field
 from .._pytree import describe_node
-from .._transforms._derivatives._by_mode import check_mode
-from .._transforms._derivatives._grad import JacobianFunction, advised
+from .._transforms._derivatives._grad import JacobianFunction, advised, check_mode
 from .._transforms._signatures import Params, check_callable
 from ._modes import Auto, Forward, Mode, Reverse
 

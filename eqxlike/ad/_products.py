@@ -16,8 +16,7 @@ from .._programs import equations_in
 from .._pytree import is_array_or_traced_reference, is_inexact_array
 from .._transforms import filter_grad
 from .._transforms._derivatives._grad import advised
-from .._transforms._derivatives._products import Pullback
-from .._transforms._derivatives._tangents import full_tangents
+from .._transforms._derivatives._products import Pullback, full_tangents
 from .._transforms._signatures import check_callable, value_and_aux
 from ._modes import Reverse
 

@@ -1,6 +1,6 @@
 """Derivatives: gradients, products, Jacobians, and custom rules."""
 
-from ._closure_convert import filter_closure_convert as filter_closure_convert
+from ._custom import filter_closure_convert as filter_closure_convert
 from ._custom import filter_custom_jvp as filter_custom_jvp
 from ._custom import filter_custom_vjp as filter_custom_vjp
 from ._grad import filter_grad as filter_grad

@@ -1,16 +1,17 @@
-"""Custom derivative rules: `filter_custom_jvp` and `filter_custom_vjp`."""
+"""Custom derivative rules, and `filter_closure_convert`, which gives them closed-over arrays."""
 
 import dataclasses
 import functools
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Generic
 
 import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 from jax.custom_derivatives import CustomVJPPrimal, SymbolicZero
-from jaxtyping import PyTree
+from jax.extend.core import ClosedJaxpr, Jaxpr, jaxpr_as_fun
+from jaxtyping import Array, PyTree
 
 from ..._compat import vary, varying_axes
 from ..._module import Module, bind, field
@@ -20,16 +21,12 @@ from ..._pytree import (
     is_array_or_traced_reference,
     is_inexact_array,
     is_inexact_array_like,
+    tree_pformat,
 )
-from .._signatures import Call, check_callable, pair
+from .._flat_call import is_array_or_struct, path_of, refuse_references
+from .._signatures import Call, Function, Output, Params, check_callable, pair
 from ._linear_call import batch_first
-from ._tangents import (
-    check_structure,
-    checked_tangents,
-    match_leaves,
-    tangents_of,
-    varying_like,
-)
+from ._products import check_structure, checked_tangents, match_leaves, tangents_of, varying_like
 
 # --- The common base of functions with custom derivatives ---
 
@@ -80,9 +77,6 @@ class CustomFunction:
 # --- Functions with a custom forward-mode derivative ---
 
 
-_Rule = Callable[..., tuple[Any, Any]]
-
-
 class filter_custom_jvp(CustomFunction):
     """Gives a function of any arguments a custom forward-mode derivative.
 
@@ -122,16 +116,16 @@ class filter_custom_jvp(CustomFunction):
 
     def __init__(self, fn: Callable[..., Any]):
         super().__init__(fn)
-        self._rule: _Rule | None = None
+        self._rule: Any = None
         self._wants_zeros = False
 
-    def def_jvp(self, fn_jvp: _Rule) -> _Rule:
+    def def_jvp(self, fn_jvp: Function) -> Function:
         """Sets the rule, and returns it."""
         check_callable(fn_jvp, "filter_custom_jvp.def_jvp")
         self._rule, self._wants_zeros = fn_jvp, False
         return fn_jvp
 
-    def defjvp(self, fn_jvp: _Rule) -> _Rule:
+    def defjvp(self, fn_jvp: Function) -> Function:
         """Sets a rule that gets zeros instead of `None` as tangents. Deprecated: use `def_jvp`.
 
         The zeros are the tangents of arrays that are differentiable, but not being differentiated.
@@ -152,8 +146,8 @@ class filter_custom_jvp(CustomFunction):
                 f"{self._label} has no custom derivative yet: decorate its rule with "
                 f"`@{self._label}.def_jvp`."
             )
-        call = _FlatJvp(self.__wrapped__, self._rule, self._wants_zeros, self._label)
-        arrays, call.rest = split(Call(args, kwargs))
+        arrays, rest = split(Call(args, kwargs))
+        call = _FlatJvp(self, rest)
         of_arrays = jax.custom_jvp(batch_first(call.value))
         of_arrays.defjvp(batch_first(call.value_and_tangent), symbolic_zeros=True)
         numbers = self._call(of_arrays, arrays)
@@ -164,16 +158,15 @@ class filter_custom_jvp(CustomFunction):
 class _FlatJvp:
     """One call. The methods are the function and its derivative, as functions of arrays only."""
 
-    function: Callable[..., Any]
-    rule: _Rule
-    wants_zeros: bool
-    label: str
-    rest: Rest = UNTRACED
+    custom: filter_custom_jvp
+    rest: Rest
     value_rest: Rest = UNTRACED
 
     def value(self, arrays: list[Any]) -> list[Any]:
         args, kwargs = self.rest.merge(arrays)
-        numbers, self.value_rest = split(self.function(*args, **kwargs), _is_array_or_number)
+        numbers, self.value_rest = split(
+            self.custom.__wrapped__(*args, **kwargs), _is_array_or_number
+        )
         return numbers
 
     def value_and_tangent(
@@ -186,15 +179,22 @@ class _FlatJvp:
             else tangent
             for leaf, tangent in zip(*primals, *tangents, strict=True)
         ]
-        self._check_kwargs(self.rest.merge_into(None, directions).kwargs)
-        if self.wants_zeros:
+        of_kwargs = self.rest.merge_into(None, directions).kwargs
+        paths = [f"kwargs{jtu.keystr(path)}" for path, _ in jtu.tree_leaves_with_path(of_kwargs)]
+        if paths:
+            raise ValueError(
+                f"{self.custom._label} was differentiated with respect to {', '.join(paths)}. A "
+                "rule of `filter_custom_jvp` gets no tangents of keyword arguments: pass the "
+                "argument by position, or pass `jax.lax.stop_gradient` of it."
+            )
+        if self.custom._wants_zeros:
             directions = [
                 jnp.zeros_like(leaf) if tangent is None and is_inexact_array_like(leaf) else tangent
                 for leaf, tangent in zip(*primals, directions, strict=True)
             ]
         value, tangent = pair(
-            self.rule(args, self.rest.merge_into(None, directions).args, **kwargs),
-            f"The rule of {self.label} must return a pair (value, tangent)",
+            self.custom._rule(args, self.rest.merge_into(None, directions).args, **kwargs),
+            f"The rule of {self.custom._label} must return a pair (value, tangent)",
         )
         if self.value_rest is not UNTRACED:
             # JAX already has the output of the function, so the value must have the same structure.
@@ -216,15 +216,6 @@ class _FlatJvp:
             for leaf, each, axes_of in zip(numbers, found, axes, strict=True)
         ]
 
-    def _check_kwargs(self, tangents: dict[str, Any]) -> None:
-        paths = [f"kwargs{jtu.keystr(path)}" for path, _ in jtu.tree_leaves_with_path(tangents)]
-        if paths:
-            raise ValueError(
-                f"{self.label} was differentiated with respect to {', '.join(paths)}. A rule of "
-                "`filter_custom_jvp` gets no tangents of keyword arguments: pass the argument by "
-                "position, or pass `jax.lax.stop_gradient` of it."
-            )
-
 
 def _is_array_or_number(leaf: Any) -> bool:
     # An `int` or a `bool` has no tangent, so the function gets it unchanged, not as an array.
@@ -232,10 +223,6 @@ def _is_array_or_number(leaf: Any) -> bool:
 
 
 # --- Functions with a custom reverse-mode derivative ---
-
-
-_Forward = Callable[..., tuple[Any, Any]]
-_Backward = Callable[..., Any]
 
 
 class filter_custom_vjp(CustomFunction):
@@ -285,23 +272,23 @@ class filter_custom_vjp(CustomFunction):
 
     def __init__(self, fn: Callable[..., Any]):
         super().__init__(fn)
-        self._forward: _Forward | None = None
-        self._backward: _Backward | None = None
+        self._forward: Any = None
+        self._backward: Any = None
         self._wants_zeros = False
 
-    def def_fwd(self, fn_fwd: _Forward) -> _Forward:
+    def def_fwd(self, fn_fwd: Function) -> Function:
         """Sets the forward pass, and returns it."""
         check_callable(fn_fwd, "filter_custom_vjp.def_fwd")
         self._forward, self._wants_zeros = fn_fwd, False
         return fn_fwd
 
-    def def_bwd(self, fn_bwd: _Backward) -> _Backward:
+    def def_bwd(self, fn_bwd: Function) -> Function:
         """Sets the backward pass, and returns it."""
         check_callable(fn_bwd, "filter_custom_vjp.def_bwd")
         self._backward, self._wants_zeros = fn_bwd, False
         return fn_bwd
 
-    def defvjp(self, fn_fwd: _Forward, fn_bwd: _Backward) -> None:
+    def defvjp(self, fn_fwd: Function, fn_bwd: Function) -> None:
         """Sets both passes, which get no `perturbed`. Deprecated: use `def_fwd` and `def_bwd`.
 
         The backward pass gets zeros instead of `None` as the cotangents of differentiable arrays.
@@ -332,15 +319,7 @@ class filter_custom_vjp(CustomFunction):
             )
         arrays, vjp_arg_rest = split(vjp_arg)
         others, others_rest = split(Call(args, kwargs))
-        call = _FlatVjp(
-            self.__wrapped__,
-            self._forward,
-            self._backward,
-            self._wants_zeros,
-            self._label,
-            vjp_arg_rest,
-            others_rest,
-        )
+        call = _FlatVjp(self, vjp_arg_rest, others_rest)
         of_arrays = jax.custom_vjp(batch_first(call.value))
         of_arrays.defvjp(batch_first(call.forward), call.backward, symbolic_zeros=True)
         if jax.sharding.get_abstract_mesh().manual_axes:
@@ -367,32 +346,37 @@ class _Residuals(Module):
 class _FlatVjp:
     """One call. The methods are the function and its derivative, as functions of arrays only."""
 
-    function: Callable[..., Any]
-    user_forward: _Forward
-    user_backward: _Backward
-    wants_zeros: bool
-    label: str
+    custom: filter_custom_vjp
     vjp_arg_rest: Rest
     others_rest: Rest
     value_rest: Rest = UNTRACED
 
     def value(self, arrays: list[Any], others: list[Any]) -> list[Any]:
         args, kwargs = self.others_rest.merge(others)
-        value = self.function(self.vjp_arg_rest.merge(arrays), *args, **kwargs)
+        value = self.custom.__wrapped__(self.vjp_arg_rest.merge(arrays), *args, **kwargs)
         value_arrays, self.value_rest = split(value, is_array_or_traced_reference)
         return value_arrays
 
     def forward(
         self, arrays: list[CustomVJPPrimal], others: list[CustomVJPPrimal]
     ) -> tuple[list[Any], _Residuals]:
-        self._check_not_perturbed(others)
+        of_others = (_is_perturbed(each) or None for each in others)
+        perturbed = self.others_rest.merge_into(None, of_others)
+        paths = [jtu.keystr(path)[1:] for path, _ in jtu.tree_leaves_with_path(perturbed)]
+        if paths:
+            raise RuntimeError(
+                f"{self.custom._label} was differentiated with respect to {', '.join(paths)}. "
+                "`filter_custom_vjp` differentiates only the first argument: collect all "
+                "differentiated arguments in a tuple and pass it first, or pass "
+                "`jax.lax.stop_gradient` of these."
+            )
         vjp_arg = self.vjp_arg_rest.merge(map(_value, arrays))
         args, kwargs = self.others_rest.merge(map(_value, others))
         is_perturbed = tuple(map(_is_perturbed, arrays))
         perturbed = self.vjp_arg_rest.merge_into(False, is_perturbed)
         value, residuals = pair(
-            self.user_forward(perturbed, vjp_arg, *args, **kwargs),
-            f"The forward pass of {self.label} must return a pair (value, residuals)",
+            self.custom._forward(perturbed, vjp_arg, *args, **kwargs),
+            f"The forward pass of {self.custom._label} must return a pair (value, residuals)",
         )
         if self.value_rest is not UNTRACED:
             # JAX already has the output of the function, so the value must have the same structure.
@@ -405,7 +389,7 @@ class _FlatVjp:
         residuals, vjp_arg, args, kwargs = kept.rest.merge(kept.arrays)
         cotangent = kept.value_rest.merge_into(None, map(self._as_passed, cotangents))
         perturbed = self.vjp_arg_rest.merge_into(False, kept.is_perturbed)
-        gradient = self.user_backward(residuals, cotangent, perturbed, vjp_arg, *args, **kwargs)
+        gradient = self.custom._backward(residuals, cotangent, perturbed, vjp_arg, *args, **kwargs)
         treedef = self.vjp_arg_rest.treedef
         found = match_leaves(treedef, gradient, "gradient", "vjp_arg")
         wanted = self.vjp_arg_rest.leaves_into(False, kept.is_perturbed)
@@ -422,24 +406,11 @@ class _FlatVjp:
         ]
         return self.vjp_arg_rest.take(gradients), None
 
-    def _check_not_perturbed(self, others: list[CustomVJPPrimal]) -> None:
-        perturbed = self.others_rest.merge_into(
-            None, (_is_perturbed(each) or None for each in others)
-        )
-        paths = [jtu.keystr(path)[1:] for path, _ in jtu.tree_leaves_with_path(perturbed)]
-        if paths:
-            raise RuntimeError(
-                f"{self.label} was differentiated with respect to {', '.join(paths)}. "
-                "`filter_custom_vjp` differentiates only the first argument: collect all "
-                "differentiated arguments in a tuple and pass it first, or pass "
-                "`jax.lax.stop_gradient` of these."
-            )
-
     def _as_passed(self, cotangent: Any) -> Any:
         """Converts JAX's cotangent to the cotangent that the backward pass expects."""
         dtype = cotangent.dtype
         if isinstance(cotangent, SymbolicZero):
-            is_wanted = self.wants_zeros and dtype != jax.dtypes.float0
+            is_wanted = self.custom._wants_zeros and dtype != jax.dtypes.float0
             return jnp.zeros(cotangent.shape, dtype) if is_wanted else None
         return None if dtype == jax.dtypes.float0 else cotangent
 
@@ -451,3 +422,110 @@ def _value(primal: CustomVJPPrimal) -> Any:
 
 def _is_perturbed(primal: CustomVJPPrimal) -> bool:
     return primal.perturbed and is_inexact_array(_value(primal))
+
+
+# --- Closures as pytrees of the arrays that they close over ---
+
+
+class ClosureConverted(Module, Generic[Params, Output]):
+    """The function that `filter_closure_convert` returns.
+
+    - `jaxpr`: the program of the function. As in Equinox, `jaxpr` is a leaf of the pytree. Some
+      libraries rely on this: they compare converted functions, and replace a `jaxpr` by an equal
+      `jaxpr`. `filter_jit` and similar transformations treat this leaf as static. Before you pass
+      the function to raw `jax.jit`, separate `consts` from the rest of it.
+    - `consts`: the arrays that the function closes over.
+    """
+
+    jaxpr: Jaxpr
+    consts: list[Array]
+    _example: Rest = field(static=True)
+    _types: tuple[jax.ShapeDtypeStruct, ...] = field(static=True)
+    _output: Rest = field(static=True)
+
+    @property
+    def in_struct(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The `(args, kwargs)` of the example, with a `jax.ShapeDtypeStruct` for each array."""
+        args, kwargs = self._example.merge(self._types)
+        return args, kwargs
+
+    @property
+    def out_struct(self) -> Any:
+        """The output of the function, with a `jax.ShapeDtypeStruct` for each array."""
+        avals: Any = (var.aval for var in self.jaxpr.outvars)
+        return self._output.merge(jax.ShapeDtypeStruct(each.shape, each.dtype) for each in avals)
+
+    def __call__(self, /, *args: Params.args, **kwargs: Params.kwargs) -> Output:
+        treedef = self._example.treedef
+        leaves = match_leaves(treedef, Call(args, kwargs), "call", "example")
+        for place, (leaf, expected) in enumerate(
+            zip(leaves, self._example.leaves(self._types), strict=True)
+        ):
+            if not _matches(leaf, expected):
+                path = path_of(place, treedef)
+                raise ValueError(
+                    "A closure-converted function must be called with arguments like the example: "
+                    "arrays of the same shapes and dtypes, and equal values otherwise. "
+                    f"example{path} is {tree_pformat(expected, struct_as_array=True)}, but "
+                    f"call{path} is {tree_pformat(leaf)}."
+                )
+        arrays = self._example.take(leaves)
+        output_arrays = jaxpr_as_fun(ClosedJaxpr(self.jaxpr, self.consts))(*arrays)
+        return self._output.merge(output_arrays)
+
+
+def _matches(leaf: Any, expected: Any) -> bool:
+    if isinstance(expected, jax.ShapeDtypeStruct):
+        is_match = is_array(leaf) and leaf.shape == expected.shape
+        return is_match and jnp.result_type(leaf) == jnp.result_type(expected)
+    return leaf is expected or (type(leaf) is type(expected) and bool(leaf == expected))
+
+
+def filter_closure_convert(
+    fn: Callable[Params, Output], *args: Any, **kwargs: Any
+) -> ClosureConverted[Params, Output]:
+    """Converts a function to a pytree. The closed-over arrays become its array leaves.
+
+    Use the pytree to pass closed-over tracers explicitly to a custom derivative or a
+    transformation. `filter_closure_convert` is `jax.closure_convert` for functions of any
+    arguments, and converts all closed-over arrays.
+
+    **Arguments:**
+
+    - `fn`: a function of any arguments that returns any pytree. `filter_closure_convert` traces it
+      once.
+    - `*args`, `**kwargs`: example arguments; a `jax.ShapeDtypeStruct` may replace an array. The
+      values of arrays do not matter.
+
+    **Returns:** a Module to be called with arguments like the example: arrays must have the same
+    shapes and dtypes, and everything else must be equal. Its field `consts` is the list of arrays
+    that `fn` closes over, and its field `jaxpr` is the program of `fn`. Its property `in_struct` is
+    the `(args, kwargs)` of the example, and `out_struct` is the output of `fn`; both have a
+    `jax.ShapeDtypeStruct` for each array.
+
+    **Raises:** when called, `ValueError` if an argument is not like the example; the message names
+    the path.
+
+    !!! example
+
+        >>> import eqxlike as eqx, jax.numpy as jnp
+        >>> def scaling_by(factor):
+        ...     return lambda x: factor * x
+        >>> converted = eqx.filter_closure_convert(scaling_by(jnp.array(3.0)), jnp.array(1.0))
+        >>> print(converted.consts, converted(jnp.array(2.0)))
+        [Array(3., dtype=float32, weak_type=True)] 6.0
+    """
+    check_callable(fn, "filter_closure_convert")
+    arrays, example = split(Call(args, kwargs), is_array_or_struct)
+    output: Rest = UNTRACED
+
+    def of_arrays(arrays: list[Any]) -> list[Any]:
+        nonlocal output
+        args, kwargs = example.merge(arrays)
+        returned: Any = fn(*args, **kwargs)  # pyright: ignore[reportCallIssue]
+        output_arrays, output = split(refuse_references(returned, "a closure-converted function"))
+        return output_arrays
+
+    closed = jax.make_jaxpr(of_arrays)(arrays)
+    types = tuple(jax.ShapeDtypeStruct(each.shape, each.dtype) for each in arrays)
+    return ClosureConverted(closed.jaxpr, list(closed.consts), example, types, output)

@@ -7,7 +7,7 @@ tangents by `linear_call` has both modes: forward mode runs `forward`, and rever
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -51,9 +51,7 @@ def linear_call(
     - `is_of_members`: whether `transpose` returns different cotangents for the members of a batch
       even if `forward` returns the same output for all of them.
     """
-    return _linear.bind(
-        *residuals,
-        *tangents,
+    call = _Call(
         forward=forward,
         transpose=transpose,
         num_residuals=len(residuals),
@@ -63,78 +61,71 @@ def linear_call(
         # Inside `jax.shard_map`, these types contain the mesh axes along which arrays vary.
         avals=tuple(jax.typeof(each).to_tangent_aval() for each in like),
     )
+    return _linear.bind(*residuals, *tangents, call=call)
 
 
-def _run(*args: Array, forward: Linear, num_residuals: int, **_: Any) -> list[Array]:
-    return forward(list(args[:num_residuals]), list(args[num_residuals:]))
+class _Call(NamedTuple):
+    """One call of `linear_call`. The operands of the primitive are the residuals and tangents."""
+
+    forward: Linear
+    transpose: Transpose
+    num_residuals: int
+    num_summed: int
+    transpose_beside_tangents: Transpose | None
+    is_of_members: bool
+    avals: tuple[Any, ...]
+
+    def split(self, args: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        return list(args[: self.num_residuals]), list(args[self.num_residuals :])
+
+
+def _run(*args: Array, call: _Call) -> list[Array]:
+    return call.forward(*call.split(args))
 
 
 _linear = Primitive("linear_call_with_transpose")
 _linear.multiple_results = True
-_linear.def_impl(lambda *args, **params: jax.jit(functools.partial(_run, **params))(*args))
-_linear.def_abstract_eval(lambda *args, avals, **_: avals)
+_linear.def_impl(lambda *args, call: jax.jit(functools.partial(_run, call=call))(*args))
+_linear.def_abstract_eval(lambda *args, call: call.avals)
 mlir.register_lowering(_linear, mlir.lower_fun(_run, multiple_results=True))
 
 
-def _jvp(primals: Any, dots: Any, *, num_residuals: int, **params: Any) -> tuple[Any, Any]:
-    params = {**params, "num_residuals": num_residuals}
-    if all(type(dot) is ad.Zero for dot in dots[:num_residuals]):
-        directions = map(ad.instantiate_zeros, dots[num_residuals:])
-        transpose = params["transpose_beside_tangents"] or params["transpose"]
+def _jvp(primals: Any, dots: Any, *, call: _Call) -> tuple[Any, Any]:
+    residual_dots, tangent_dots = call.split(dots)
+    if all(type(dot) is ad.Zero for dot in residual_dots):
+        directions = map(ad.instantiate_zeros, tangent_dots)
+        beside = call._replace(transpose=call.transpose_beside_tangents or call.transpose)
         return (
-            _linear.bind(*primals, **{**params, "transpose": transpose}),
-            _linear.bind(*primals[:num_residuals], *directions, **params),
+            _linear.bind(*primals, call=beside),
+            _linear.bind(*primals[: call.num_residuals], *directions, call=call),
         )
-    return jvp_of_moving(lambda args: _run(*args, **params), primals, dots)
+    return jvp_of_moving(lambda args: _run(*args, call=call), primals, dots)
 
 
-def _transpose(
-    cotangents: Any,
-    *args: Any,
-    transpose: Transpose,
-    num_residuals: int,
-    num_summed: int,
-    **_: Any,
-) -> list[Any]:
-    found = transpose(
-        list(args[:num_residuals]),
-        list(map(ad.instantiate_zeros, cotangents)),
-        (False,) * num_summed,
-    )
+def _transpose(cotangents: Any, *args: Any, call: _Call) -> list[Any]:
+    residuals, tangents = call.split(args)
+    cotangents = list(map(ad.instantiate_zeros, cotangents))
+    found = call.transpose(residuals, cotangents, (False,) * call.num_summed)
     of_tangents = [
-        each if ad.is_undefined_primal(arg) else None
-        for each, arg in zip(found, args[num_residuals:], strict=True)
+        each if ad.is_undefined_primal(tangent) else None
+        for each, tangent in zip(found, tangents, strict=True)
     ]
-    return [None] * num_residuals + of_tangents
+    return [None] * call.num_residuals + of_tangents
 
 
-def _batch(
-    axis: Any,
-    args: Any,
-    dims: Any,
-    *,
-    forward: Linear,
-    transpose: Transpose,
-    num_residuals: int,
-    num_summed: int,
-    transpose_beside_tangents: Transpose | None,
-    is_of_members: bool,
-    avals: Any,
-) -> tuple[Any, Any]:
-    axes = [None if dim is None else 0 for dim in dims]
+def _batch(axis: Any, args: Any, dims: Any, *, call: _Call) -> tuple[Any, Any]:
     args = [arg if dim is None else to_front(arg, dim) for arg, dim in zip(args, dims, strict=True)]
-    of_residuals, of_tangents = axes[:num_residuals], axes[num_residuals:]
-
+    of_residuals, of_tangents = call.split([None if dim is None else 0 for dim in dims])
     is_shared = tuple(axis is None for axis in of_tangents)
-    none_shared = (False,) * num_summed
+    none_shared = (False,) * call.num_summed
     name = axis.name if isinstance(axis.name, str) else None
 
     def mapped(function: Linear, in_axes: Any, out_axes: Any) -> Linear:
         return jax.vmap(function, in_axes, out_axes, axis_name=name, axis_size=axis.size)
 
-    is_batched = [True] * len(avals)
-    if None in of_tangents and not (is_of_members and 0 in of_residuals):
-        is_batched = flag_batched(forward, mapped, (of_residuals, of_tangents), args)
+    is_batched = [True] * len(call.avals)
+    if None in of_tangents and not (call.is_of_members and 0 in of_residuals):
+        is_batched = flag_batched(call.forward, mapped, (of_residuals, of_tangents), args)
     of_output = [0 if is_one else None for is_one in is_batched]
 
     def batched(transpose: Transpose) -> Transpose:
@@ -156,7 +147,7 @@ def _batch(
                 `is_summed` flags the cotangents that `transpose` itself sums over the batch.
                 """
                 out_axes = [None if summed else 0 for summed in is_summed]
-                out_axes += [0] * (len(of_tangents) - num_summed)
+                out_axes += [0] * (len(of_tangents) - call.num_summed)
 
                 def run(residuals: list[Array], cotangents: list[Array]) -> list[Array]:
                     found = mapped(
@@ -174,7 +165,7 @@ def _batch(
             # If the batch axis has a name, `transpose` may contain a collective operation over it,
             # such as `psum`. Such an operation needs the cotangent of each batch member, not the
             # sum. So `transpose` must not sum over a named axis.
-            is_summed = none_shared if name else is_shared[:num_summed]
+            is_summed = none_shared if name else is_shared[: call.num_summed]
             summed_inside = jax.custom_jvp(batch_first(by_members(is_summed)))
 
             @functools.partial(summed_inside.defjvp, symbolic_zeros=True)
@@ -191,24 +182,20 @@ def _batch(
 
         return batched_transpose
 
-    output = _linear.bind(
-        *args,
-        forward=mapped(forward, (of_residuals, of_tangents), of_output),
-        transpose=batched(transpose),
-        transpose_beside_tangents=(
-            transpose_beside_tangents and batched(transpose_beside_tangents)
-        ),
-        is_of_members=is_of_members,
-        num_residuals=num_residuals,
+    beside = call.transpose_beside_tangents
+    batch_call = call._replace(
+        forward=mapped(call.forward, (of_residuals, of_tangents), of_output),
+        transpose=batched(call.transpose),
+        transpose_beside_tangents=beside and batched(beside),
         # If this batch is mapped again, `_batch` sums over the outer batch, and `transpose` does
         # not.
         num_summed=0,
         avals=tuple(
             _with_batch(axis, each, args) if is_one else each
-            for each, is_one in zip(avals, is_batched, strict=True)
+            for each, is_one in zip(call.avals, is_batched, strict=True)
         ),
     )
-    return output, of_output
+    return _linear.bind(*args, call=batch_call), of_output
 
 
 def _with_batch(axis: Any, aval: Any, args: Sequence[Any]) -> Any:

@@ -14,7 +14,7 @@ from ..._check_numbers import positive_number
 from ..._compat import Tracer
 from ..._module import field
 from ..._transforms import error_if
-from ..._transforms._derivatives._by_mode import CannotDifferentiate
+from ..._transforms._derivatives._grad import CannotDifferentiate
 from ._forward_reverse import along_directions, gradients_of
 from ._mode import Arrays, Mode, OfArrays, Pullback, ValueAndGrad, real_dot, to_widest
 

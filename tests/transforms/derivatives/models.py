@@ -3,7 +3,7 @@
 import jax.tree_util as jtu
 
 import eqxlike
-from eqxlike._transforms._derivatives._tangents import match_leaves, tangents_of
+from eqxlike._transforms._derivatives._products import match_leaves, tangents_of
 
 
 def custom_jvp(function, rule):

@@ -11,7 +11,7 @@ import pytest
 
 import eqxlike
 from eqxlike import filter_custom_jvp, filter_custom_vjp, filter_grad, filter_jvp, filter_vjp
-from eqxlike._transforms._derivatives._tangents import check_structure
+from eqxlike._transforms._derivatives._products import check_structure
 from tests.transforms.derivatives.models import beside, checked, custom_jvp, custom_vjp
 from tests.transforms.models import Node
 
