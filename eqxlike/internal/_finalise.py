@@ -12,7 +12,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Primitive, jaxprs_in_pa
 from .._transforms import _checks
 from .._transforms._derivatives import _linear_call
 from ..debug import _breakpoint, _dce, backward_nan
-from ..loops._flat import _batched, _transposes
+from ..loops import _primitives as _loop_primitives
 from ..nn import _conv_cpu
 from ._forbidden import (
     nonbatchable_p,
@@ -27,10 +27,10 @@ from ._primitives import vmapped_p
 
 debug_backward_nan = backward_nan
 announce_jaxpr_p = _breakpoint._announce_p
-select_if_vmap_p = _batched._select
-unvmap_all_p = _batched._all
-unvmap_any_p = _batched._any
-unvmap_max_p = _batched._max
+select_if_vmap_p = _loop_primitives._select
+unvmap_all_p = _loop_primitives._all
+unvmap_any_p = _loop_primitives._any
+unvmap_max_p = _loop_primitives._max
 
 
 primitive_finalisations: dict[Primitive, Callable[..., Any]] = {}
@@ -63,11 +63,11 @@ for _primitive in (
     _checks.needing_p,
     _dce._watch_p,
     _linear_call._batch_first,
-    _transposes._untransposed,
+    _loop_primitives._untransposed,
 ):
     register_impl_finalisation(_primitive)
 # The implementations of these primitives call functions of the user, which are finalised too.
-for _primitive in (vmapped_p, _linear_call._linear, _transposes._transposed):
+for _primitive in (vmapped_p, _linear_call._linear, _loop_primitives._transposed):
     primitive_finalisations[_primitive] = functools.partial(_run_finalised, _primitive)
 primitive_finalisations[_conv_cpu.conv_p] = jax.lax.conv_general_dilated_p.bind
 primitive_finalisations[_checks.check_p] = _checks.stage

@@ -17,9 +17,9 @@ from .._dtypes import is_key
 from .._partition import find_static_difference, split
 from .._pytree import describe_node, find_difference, is_array_like, tree_pformat
 from ._buffers import Buffer
-from ._flat._counted_while import Condition
-from ._flat._scan import Arrays, Step
-from ._flat._step import clear_written
+from ._counted import Condition
+from ._scan import Arrays, Operands, Step
+from ._step import clear_written
 
 Buffers = Callable[[PyTree], Any]
 """A function that takes a carry and returns its buffers: arrays, or nodes that contain arrays."""
@@ -88,13 +88,11 @@ class Body:
     is_outer_buffer: tuple[bool, ...]
     outer: dict[int, Buffer]
 
-    def clear_written(
-        self, operands: Arrays, run: Callable[[Arrays, Arrays], Arrays]
-    ) -> list[Array]:
-        """The initial carry. Its cotangents are zeroed where the loop writes to a buffer."""
+    def clear_written(self, operands: Operands, run: Callable[[Operands], Arrays]) -> Operands:
+        """The operands. Cotangents of the carry are zeroed where the loop writes to a buffer."""
         is_inner_buffer = list(map(operator.ne, self.is_buffer, self.is_outer_buffer))
-        carry = clear_written(is_inner_buffer, operands, self.carry, run)
-        return clear_written(self.is_outer_buffer, operands, carry, run, is_inside=True)
+        operands = clear_written(is_inner_buffer, operands, run)
+        return clear_written(self.is_outer_buffer, operands, run, is_inside=True)
 
     def unflatten(self, arrays: Arrays) -> PyTree:
         """Rebuilds the carry as the user sees it after the loop."""
@@ -148,11 +146,11 @@ def trace_body(
         closed = jax.make_jaxpr(flat)(carry, list(x), is_active)
     closed = _with_consts_varied(closed)
     consts, y_spec = list(map(jnp.asarray, closed.consts)), flat.y_spec
-    step, reading_step = _step_of(closed, slice(len(consts)), len(carry), axes), None
+    step, reading_step = _step_of(closed, 0, len(carry), axes), None
     if buffer_indices:
         reader = dataclasses.replace(flat, is_writing=False)
         reading = _with_consts_varied(jax.make_jaxpr(reader)(carry, list(x), is_active))
-        reading_step = _step_of(reading, slice(len(consts), None), len(carry), axes)
+        reading_step = _step_of(reading, len(consts), len(carry), axes)
         consts += map(jnp.asarray, reading.consts)
     arrays = [index for index, leaf in enumerate(jtu.tree_leaves(init)) if is_array_like(leaf)]
     is_buffer = tuple(index in buffer_indices for index in arrays)
@@ -333,25 +331,32 @@ def _with_consts_varied(closed: ClosedJaxpr) -> ClosedJaxpr:
     return ClosedJaxpr(jaxpr.replace(constvars=list(vars), eqns=kept), list(arrays))
 
 
-def _step_of(closed: ClosedJaxpr, of_consts: slice, num_carry: int, axes: frozenset[Any]) -> Step:
-    """Makes a step of a traced body. `of_consts` selects the body's own consts among all consts."""
-    jaxpr = closed.jaxpr
+def _step_of(closed: ClosedJaxpr, start: int, num_carry: int, axes: frozenset[Any]) -> Step:
+    """Makes a step of a traced body. The body's own consts start at index `start` of all consts."""
+    function = _with_consts_from(start, closed)
 
     def step(consts: Arrays, carry: Arrays, x: Arrays, is_active: Any) -> Any:
-        function = jaxpr_as_fun(ClosedJaxpr(jaxpr, list(consts[of_consts])))
-        returned = function(*carry, *x, vary(jnp.asarray(is_active), axes))
+        returned = function(consts, *carry, *x, vary(jnp.asarray(is_active), axes))
         return returned[:num_carry], returned[num_carry:]
 
     return step
 
 
+def _with_consts_from(start: int, closed: ClosedJaxpr) -> Callable[..., list[Array]]:
+    """A function of the consts of the loop and of the inputs of the jaxpr."""
+    jaxpr, end = closed.jaxpr, start + len(closed.consts)
+    return lambda consts, *inputs: jaxpr_as_fun(ClosedJaxpr(jaxpr, list(consts[start:end])))(
+        *inputs
+    )
+
+
 def trace_condition(
     name: str, condition: Callable[[PyTree], Any], body: Body
-) -> tuple[list[Array], Condition, frozenset[Any]]:
+) -> tuple[Body, Condition, frozenset[Any]]:
     """Traces a condition.
 
-    **Returns:** the arrays that the condition closes over, the condition as a function of arrays,
-    and the mesh axes along which the condition varies.
+    **Returns:** the body, with the arrays that the condition closes over as last consts; the
+    condition as a function of arrays; and the mesh axes along which the condition varies.
 
     **Raises:** `TypeError` unless the condition returns one boolean.
     """
@@ -367,9 +372,7 @@ def trace_condition(
         return jnp.asarray(returned)
 
     closed = jax.make_jaxpr(flat)(body.carry)
+    function = _with_consts_from(len(body.consts), closed)
+    body = dataclasses.replace(body, consts=[*body.consts, *map(jnp.asarray, closed.consts)])
     axes = varying_axes(closed.out_avals[0])
-
-    def of_arrays(consts: Arrays, carry: Arrays) -> Array:
-        return jaxpr_as_fun(ClosedJaxpr(closed.jaxpr, consts))(*carry)[0]
-
-    return list(map(jnp.asarray, closed.consts)), of_arrays, axes
+    return body, lambda consts, carry: function(consts, *carry)[0], axes

@@ -12,8 +12,8 @@ from .._module import Module, field
 from .._partition import split
 from .._pytree import is_array, is_array_like, tree_pformat
 from .._transforms._derivatives._linear_call import linear_call
-from ._flat._batched import select_if_vmap
-from ._flat._scan import Arrays
+from ._primitives import select_if_vmap
+from ._scan import Arrays
 
 
 class Buffer(Module):

@@ -13,11 +13,10 @@ from .._check_numbers import integer, whole_number
 from .._compat import vary, varying_axes
 from .._pytree import describe_node, is_array_like
 from ._body import Body, Buffers, TreeSpec, take_arrays, trace_body, trace_condition
-from ._flat._counted_scan import counted_scan
-from ._flat._counted_while import Condition, While, WhileOperands, counted_while, run_while
-from ._flat._scan import Arrays, Operands, Scan, Step, levels_for, row_types, split
-from ._flat._step import run
-from ._flat._transposes import without_transpose
+from ._counted import Condition, While, counted_scan, counted_while, run_while
+from ._primitives import without_transpose
+from ._scan import Arrays, Operands, Scan, Step, levels_for, row_types
+from ._step import run
 
 Carry = TypeVar("Carry")
 
@@ -94,15 +93,15 @@ def while_loop(
 
     def traced(axes: frozenset[Any]) -> tuple[Any, ...]:
         body = trace_body("body_fun", step, init_val, TreeSpec(None), [], buffers, axes)
-        return body, *trace_condition("cond_fun", cond_fun, body)
+        return len(body.consts), *trace_condition("cond_fun", cond_fun, body)
 
-    body, cond_consts, condition, axes = traced(frozenset())
+    num_body_consts, body, condition, axes = traced(frozenset())
     if axes:
         # Under `jax.shard_map`, the condition may differ between devices. Then the number of steps
         # differs too. So the carry must vary over the same mesh axes as the condition.
-        body, cond_consts, condition, _ = traced(axes)
+        num_body_consts, body, condition, _ = traced(axes)
     return body.unflatten(
-        _run_while("while_loop", body, cond_consts, condition, kind, max_steps, checkpoints)
+        _run_while("while_loop", body, num_body_consts, condition, kind, max_steps, checkpoints)
     )
 
 
@@ -181,10 +180,12 @@ def fori_loop(
     first = vary(first, varying_axes(end))
     body = traced(first)
 
-    numbered = _numbered(body, first)
+    numbered, num_body_consts = _numbered(body, first, end), len(body.consts)
     name = "fori_loop whose bounds are unknown at trace time"
-    is_before_end: Condition = lambda consts, carry: carry[0] < consts[0]  # noqa: E731
-    _, *carry = _run_while(name, numbered, [end], is_before_end, kind, max_steps, checkpoints)
+    is_before_end: Condition = lambda consts, carry: carry[0] < consts[-1]  # noqa: E731
+    _, *carry = _run_while(
+        name, numbered, num_body_consts, is_before_end, kind, max_steps, checkpoints
+    )
     return body.unflatten(carry)
 
 
@@ -293,7 +294,7 @@ def _checked_limit(
 def _run_while(
     name: str,
     body: Body,
-    cond_consts: Arrays,
+    num_body_consts: int,
     condition: Condition,
     kind: str,
     max_steps: int | None,
@@ -301,18 +302,17 @@ def _run_while(
 ) -> list[Array]:
     """Runs a loop with this traced body and condition, and returns the last carry.
 
-    `levels_for` in `_flat/_scan.py` decides how many carries reverse mode saves, and
-    `_run_and_save` in `_flat/_counted_while.py` allocates these carries. The derivative itself is
-    in `_flat/_counted_scan.py`.
+    `levels_for` in `_scan.py` decides how many carries reverse mode saves, and `_run_and_save` in
+    `_counted.py` allocates these carries. The derivative itself is in `_counted.py`.
 
     **Arguments:**
 
     - `name`: the name of the loop in the error about reverse mode.
-    - `cond_consts`: the arrays that the condition closes over.
+    - `num_body_consts`: the number of consts that the body uses; the condition uses the others.
     """
     length = _UNBOUNDED if max_steps is None else max_steps
-    loop = While(condition, _scan_of(body, length, kind, checkpoints))
-    operands = WhileOperands(cond_consts, body.consts, body.carry)
+    loop = While(condition, _scan_of(body, length, kind, checkpoints), num_body_consts)
+    operands = Operands(body.consts, body.carry, [])
     if kind == "lax":
         return without_transpose(
             run_while(loop, operands),
@@ -321,11 +321,8 @@ def _run_while(
             "The default, kind='lax', supports only forward mode.",
         )
 
-    def run_from(shared: Arrays, carry: Arrays) -> list[Array]:
-        return run_while(loop, operands.unflatten([*shared, *carry]))
-
-    carry = body.clear_written([*cond_consts, *body.consts], run_from)
-    return counted_while(loop, dataclasses.replace(operands, carry=carry))
+    operands = body.clear_written(operands, lambda operands: run_while(loop, operands))
+    return counted_while(loop, operands)
 
 
 _UNBOUNDED = 2**31 - 1
@@ -398,16 +395,14 @@ def _run_scan(
     if kind == "lax":
         return run(loop, operands)
 
-    def run_from(shared: Arrays, carry: Arrays) -> list[Array]:
-        consts, xs = split(shared, len(body.consts))
-        return run(loop, Operands(consts, carry, xs))[0]
-
-    start = body.clear_written([*body.consts, *xs], run_from)
-    return counted_scan(loop, dataclasses.replace(operands, carry=start))
+    return counted_scan(loop, body.clear_written(operands, lambda each: run(loop, each)[0]))
 
 
-def _numbered(body: Body, first: Array) -> Body:
-    """The body with an additional index in front of its carry. The index starts at `first`."""
+def _numbered(body: Body, first: Array, end: Array) -> Body:
+    """The body with an additional index in front of its carry. The index starts at `first`.
+
+    `end` is an additional const, for the condition.
+    """
 
     def numbered(step: Step) -> Step:
         def run(consts: Arrays, carry: Arrays, x: Arrays, is_active: Any) -> Any:
@@ -421,6 +416,7 @@ def _numbered(body: Body, first: Array) -> Body:
         body,
         step=numbered(body.step),
         reading_step=body.reading_step and numbered(body.reading_step),
+        consts=[*body.consts, end],
         carry=[first, *body.carry],
         is_buffer=(False, *body.is_buffer),
         is_outer_buffer=(False, *body.is_outer_buffer),

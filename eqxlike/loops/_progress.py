@@ -21,7 +21,7 @@ from .._module import Module, field
 from .._pytree import describe_node, is_array_like
 from .._runs import DISPLAYS, Lines, is_installed
 from ._body import take_arrays
-from ._flat._batched import unvmap_any, unvmap_max
+from ._primitives import unvmap_any, unvmap_max
 
 _MAX_CALLS = 1000
 """The largest number of callbacks from a loop of known length. A callback takes 100 us on a CPU."""

@@ -1,7 +1,43 @@
-"""Data types of scans on lists of arrays. `_body` converts trees to these lists."""
+"""Scans on lists of arrays: their data types, and the arrays that have tangents.
+
+The loops on lists of arrays are in these files, from the lowest layer up:
+
+- `_scan`: the data types: a scan (`Scan`), its inputs (`Operands`), and its segments. It also finds
+  the arrays that have tangents, and builds the scan that propagates them.
+- `_primitives`: primitives with which a batch of loops stays one loop under `jax.vmap`, and the
+  transpose of a loop of unknown length, for `jax.linear_transpose`.
+- `_step`: the forward pass of a scan, the backward pass of one step, the cotangents of buffers.
+- `_revolve`: reverse mode with few saved carries.
+- `_counted`: the differentiable scan, and a loop of unknown length, which is differentiated as a
+  scan of the steps that it ran. The top of the file explains the method.
+
+Basic terms:
+
+- **consts**: the arrays that all steps share.
+- **carry**: the arrays that are passed from step to step. `Operands.carry` is the initial carry. A
+  returned carry, or a carry named `last`, is the last carry.
+- **xs**: the arrays whose rows are the inputs of the steps. One row is **x**.
+- **ys**: the arrays whose rows are the outputs of the steps. One row is **y**.
+- **saved**: the part of a carry that reverse mode saves. It has all arrays except buffers.
+
+Terms for derivatives, batches and buffers:
+
+- **nonzero**: an array whose tangent is not known to be zero.
+- **active**: a member of a batch is active until its loop has ended.
+- **masked**: an array of the carry that the step itself leaves unchanged for members that are not
+  active. For all other arrays, the scan selects the old or the new value after the step.
+- **written once**: an array of the carry that is a buffer. Each entry is written at most once, and
+  read only afterwards.
+- **reading**: the scan without its writes to buffers. Reverse mode uses this scan to run steps
+  again after the loop has filled the buffers.
+- **shared**: a const is shared if it is the same for all members of a batch. Its cotangents are
+  summed over the batch.
+"""
 
 import dataclasses
+import functools
 import math
+import operator
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
@@ -9,7 +45,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
-from ..._compat import vary, varying_axes
+from .._compat import vary, varying_axes
+from .._transforms._derivatives._linear_call import has_tangent, is_inexact
 
 Arrays = Sequence[Array]
 T = TypeVar("T")
@@ -108,12 +145,15 @@ class Operands:
     count: Int[Array, ""] | None = None
 
     def flatten(self) -> list[Array]:
-        return [*self.consts, *self.carry, *self.xs]
+        count = [] if self.count is None else [self.count]
+        return [*self.consts, *self.carry, *self.xs, *count]
 
-    def unflatten(self, flat: Arrays, count: Int[Array, ""] | None) -> "Operands":
+    def unflatten(self, flat: Arrays) -> "Operands":
         """The inverse of `flatten`. Converts numbers, which JAX may pass, to arrays."""
-        consts, carry, xs = split(list(map(jnp.asarray, flat)), len(self.consts), len(self.carry))
-        return Operands(consts, carry, xs, count)
+        consts, carry, xs, count = split(
+            list(map(jnp.asarray, flat)), len(self.consts), len(self.carry), len(self.xs)
+        )
+        return Operands(consts, carry, xs, count[0] if count else None)
 
 
 def split(values: Sequence[T], *numbers: int) -> list[list[T]]:
@@ -241,3 +281,150 @@ def levels_for(length: int, checkpoints: int | None) -> tuple[int, ...]:
     root = next((number for number in near if length % number == 0), root)
     levels = (-(-length // root), root)
     return levels if checkpoints is None or sum(levels) <= checkpoints else ()
+
+
+# --- The arrays that have tangents ---
+
+
+Parts = tuple[list[Array], list[Array], list[Array]]
+"""`(consts, carry, x)`: all or some operands of a step, or their cotangents."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Nonzero:
+    """Flags those operands and outputs of a scan whose tangents are not known to be zero."""
+
+    consts: list[bool]
+    carry: list[bool]
+    xs: list[bool]
+    ys: list[bool]
+
+    def flatten(self) -> list[bool]:
+        return [*self.consts, *self.carry, *self.xs]
+
+    def union(self, tangents: list[Any]) -> "Nonzero":
+        """These flags, and also `True` for each operand that has a tangent in `tangents`."""
+        flags = map(operator.or_, self.flatten(), map(has_tangent, tangents))
+        consts, carry, xs = split(list(flags), len(self.consts), len(self.carry))
+        return Nonzero(consts, carry, xs, self.ys)
+
+    def split(self, arrays: Arrays) -> list[list[Array]]:
+        """Splits a list with one item for each nonzero operand into consts, carry and xs."""
+        return split(arrays, sum(self.consts), sum(self.carry))
+
+    def select(self, consts: Arrays, carry: Arrays, x: Arrays) -> Parts:
+        """The nonzero operands of a step."""
+        return select(consts, self.consts), select(carry, self.carry), select(x, self.xs)
+
+    def fill(self, parts: Any, consts: Arrays, carry: Arrays, x: Arrays) -> Parts:
+        """The operands of a step, with `parts` in place of the nonzero operands."""
+        return (
+            fill(parts[0], consts, self.consts),
+            fill(parts[1], carry, self.carry),
+            fill(parts[2], x, self.xs),
+        )
+
+
+def with_tangents(
+    scan: Scan, operands: Operands, nonzero: Nonzero, *, with_ys: bool = False
+) -> Scan:
+    """Makes a scan that computes `scan` and propagates its nonzero tangents.
+
+    The consts, the carry and the xs each have the arrays of `scan` first, and then their tangents.
+    The ys are the tangents of the ys of `scan`. If `with_ys` is true, the ys of `scan` come before
+    these tangents.
+    """
+    num_consts, num_carry, num_xs = map(len, (operands.consts, operands.carry, operands.xs))
+
+    def step_of(scan: Scan) -> Step:
+        def step(consts: Arrays, carry: Arrays, x: Arrays, is_active: Any) -> Any:
+            consts, consts_dot = split(consts, num_consts)
+            carry, carry_dot = split(carry, num_carry)
+            x, x_dot = split(x, num_xs)
+            function = step_of_nonzero(scan, nonzero, consts, carry, x, is_active)
+            primals = nonzero.select(consts, carry, x)
+            _, (new_dot, y_dot), (new, y) = jax.jvp(
+                function, primals, (consts_dot, carry_dot, x_dot), has_aux=True
+            )
+            return [*new, *new_dot], [*y, *y_dot] if with_ys else y_dot
+
+        return step
+
+    return dataclasses.replace(
+        scan,
+        step=step_of(scan),
+        reading_step=step_of(scan.reading),
+        is_masked=(*scan.is_masked, *select(scan.is_masked, nonzero.carry)),
+        is_written_once=(*scan.is_written_once, *select(scan.is_written_once, nonzero.carry)),
+    )
+
+
+def step_of_nonzero(
+    scan: Scan, nonzero: Nonzero, consts: Arrays, carry: Arrays, x: Arrays, is_active: Any
+) -> Callable[..., Any]:
+    """A step as a function of its nonzero operands.
+
+    The function returns a pair: the nonzero outputs, and, as auxiliary output, all outputs.
+    """
+
+    def function(*parts: Any) -> Any:
+        new, y = scan.step(*nonzero.fill(parts, consts, carry, x), is_active)
+        return (select(new, nonzero.carry), select(y, nonzero.ys)), (list(new), list(y))
+
+    return function
+
+
+def nonzero_at_start(operands: Operands, tangents: Arrays, ys: Arrays) -> Nonzero:
+    """The flags before the first step: `True` for operands with a tangent and for inexact `ys`."""
+    parts = split(list(map(has_tangent, tangents)), len(operands.consts), len(operands.carry))
+    return Nonzero(*parts, ys=list(map(is_inexact, ys)))
+
+
+def find_nonzero(scan: Scan, operands: Operands, nonzero: Nonzero) -> Nonzero:
+    """Flags the arrays that are nonzero in any step, given the flags `nonzero` at the start.
+
+    A step is traced again and again until no further array of the carry becomes nonzero.
+    """
+    while True:
+        if all(map(operator.eq, nonzero.carry, map(is_inexact, operands.carry))):
+            return nonzero
+        nonzero_carry, nonzero_ys = _nonzero_after_step(scan, operands, nonzero)
+        carry = list(map(operator.or_, nonzero.carry, nonzero_carry))
+        if carry == nonzero.carry:
+            if scan.has_few_checkpoints:
+                # A derivative in `_revolve` may need more tangents, so all inexact ys stay flagged.
+                return nonzero
+            return dataclasses.replace(nonzero, ys=nonzero_ys)
+        nonzero = dataclasses.replace(nonzero, carry=carry)
+
+
+def _nonzero_after_step(scan: Scan, operands: Operands, nonzero: Nonzero) -> list[list[bool]]:
+    """Returns, for each array of the carry and each y, whether it is nonzero after one step."""
+    num_carry = len(operands.carry)
+    flags = [False] * (num_carry + len(nonzero.ys))
+
+    @jax.custom_jvp
+    def recorder(arrays: list[Array]) -> list[Array]:
+        return arrays
+
+    @functools.partial(recorder.defjvp, symbolic_zeros=True)
+    def _record(primals: Any, tangents: Any) -> Any:
+        flags[:] = map(has_tangent, tangents[0])
+        return primals[0], tangents[0]
+
+    def tangents_of_step(consts: Arrays, carry: Arrays, x: Arrays, is_active: Array) -> Any:
+        def function(*parts: Any) -> list[Array]:
+            new, y = scan.step(*nonzero.fill(parts, consts, carry, x), is_active)
+            return recorder([*new, *y])
+
+        parts = nonzero.select(consts, carry, x)
+        return jax.jvp(function, parts, jax.tree.map(jnp.zeros_like, parts))
+
+    jax.eval_shape(
+        tangents_of_step,
+        [jax.typeof(array) for array in operands.consts],
+        [jax.typeof(array) for array in operands.carry],
+        row_types(operands.xs),
+        jax.ShapeDtypeStruct((), jnp.bool_),
+    )
+    return split(flags, num_carry)

@@ -1,5 +1,6 @@
 """The forward pass of a scan, the backward pass of one step, and the cotangents of buffers."""
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -8,11 +9,23 @@ import jax.numpy as jnp
 from jax.custom_batching import custom_vmap
 from jaxtyping import Array, Bool
 
-from ..._compat import varying_axes
-from ..._transforms._derivatives._linear_call import linear_call
-from ._batched import select_if_vmap, unvmap_max
-from ._scan import Arrays, Operands, Scan, fill, row_of, row_types, select, with_row, zero_rows
-from ._tangents import Nonzero, Parts, step_of_nonzero
+from .._compat import varying_axes
+from .._transforms._derivatives._linear_call import linear_call
+from ._primitives import select_if_vmap, unvmap_max
+from ._scan import (
+    Arrays,
+    Nonzero,
+    Operands,
+    Parts,
+    Scan,
+    fill,
+    row_of,
+    row_types,
+    select,
+    step_of_nonzero,
+    with_row,
+    zero_rows,
+)
 
 
 def run(scan: Scan, operands: Operands) -> tuple[list[Array], list[Array]]:
@@ -34,7 +47,7 @@ def run(scan: Scan, operands: Operands) -> tuple[list[Array], list[Array]]:
         is_active = jax.lax.lt(index, count)
         new, y = scan.step(consts, carry, row_of(xs, index), is_active)
         ys = with_row(ys, index, _where_active(is_active, y))
-        return select_active(scan, is_active, new, carry), ys
+        return select_active(scan.is_masked, is_active, new, carry), ys
 
     return jax.lax.fori_loop(0, longest, body, (carry, ys))
 
@@ -59,11 +72,13 @@ def _where_active(is_active: Bool[Array, ""], arrays: Arrays) -> list[Array]:
     return [select_if_vmap(is_active, array, jnp.zeros_like(array)) for array in arrays]
 
 
-def select_active(scan: Scan, is_active: Any, new: Arrays, old: Arrays) -> list[Array]:
+def select_active(
+    is_masked: Sequence[bool], is_active: Any, new: Arrays, old: Arrays
+) -> list[Array]:
     """The carry after a step: `new` for active batch members, and `old` for all other members."""
     return [
-        after if is_masked else select_if_vmap(is_active, after, before)
-        for is_masked, after, before in zip(scan.is_masked, new, old, strict=True)
+        after if masked else select_if_vmap(is_active, after, before)
+        for masked, after, before in zip(is_masked, new, old, strict=True)
     ]
 
 
@@ -210,13 +225,12 @@ def _spread(array: Array, has_batch: bool, size: int) -> Array:
 
 def clear_written(
     is_buffer: Sequence[bool],
-    operands: Arrays,
-    carry: Arrays,
-    run: Callable[[Arrays, Arrays], Arrays],
+    operands: Operands,
+    run: Callable[[Operands], Arrays],
     *,
     is_inside: bool = False,
-) -> list[Array]:
-    """Returns the initial carry. Its cotangents are zeroed where the loop writes to a buffer.
+) -> Operands:
+    """Returns the operands. Cotangents of the carry are zeroed where the loop writes to a buffer.
 
     The loop overwrites entries of a buffer, so the cotangents of the initial entries must be zero.
     But reverse mode leaves nonzero cotangents for these entries. Zeroing the cotangents in each
@@ -227,39 +241,36 @@ def clear_written(
     **Arguments:**
 
     - `is_buffer`: for each array of the carry, whether to zero the cotangents.
-    - `operands`: all operands of the loop except the carry.
-    - `run`: function from the operands and an initial carry to the last carry.
+    - `run`: function from operands to the last carry.
     - `is_inside`: whether an outer loop zeroes the cotangents. If so, this function leaves the
       cotangents unchanged, except in higher-order derivatives, where a buffer is full from the
       start.
     """
+    carry = operands.carry
     is_buffer = [
         is_chosen and jnp.issubdtype(array.dtype, jnp.inexact)
         for is_chosen, array in zip(is_buffer, carry, strict=True)
     ]
     if not any(is_buffer):
-        return list(carry)
-    num_operands = len(operands)
-
-    def forward(residuals: Arrays, buffers: Arrays) -> list[Array]:
-        return list(buffers)
+        return operands
 
     def transpose(residuals: Arrays, cotangents: Arrays, _: tuple[bool, ...]) -> list[Array]:
-        operands, carry = residuals[:num_operands], residuals[num_operands:]
+        filled = operands.unflatten(residuals)
         others = [
             jnp.where(array == 0, 1, 0).astype(array.dtype) if is_written else array
-            for array, is_written in zip(carry, is_buffer, strict=True)
+            for array, is_written in zip(filled.carry, is_buffer, strict=True)
         ]
-        ends = [select(run(operands, start), is_buffer) for start in (carry, others)]
+        starts = filled, dataclasses.replace(filled, carry=others)
+        ends = [select(run(start), is_buffer) for start in starts]
         return [
             jnp.where(_equal_or_nan(end, other_end), jnp.zeros_like(ct), ct)
             for end, other_end, ct in zip(*ends, cotangents, strict=True)
         ]
 
-    residuals = list(map(jax.lax.stop_gradient, (*operands, *carry)))
+    residuals = list(map(jax.lax.stop_gradient, operands.flatten()))
     buffers = select(carry, is_buffer)
     cleared = linear_call(
-        forward,
+        lambda _, buffers: list(buffers),
         (lambda _, cotangents, __: list(cotangents)) if is_inside else transpose,
         residuals,
         buffers,
@@ -267,7 +278,7 @@ def clear_written(
         transpose_beside_tangents=transpose,
         is_of_members=True,
     )
-    return fill(cleared, carry, is_buffer)
+    return dataclasses.replace(operands, carry=fill(cleared, carry, is_buffer))
 
 
 def _equal_or_nan(array: Array, other: Array) -> Array:

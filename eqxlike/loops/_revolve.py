@@ -5,8 +5,8 @@ scan runs again from the nearest saved carry. On the way, it saves further carri
 slots. Griewank and Walther (2000), "Algorithm 799: revolve", give a closed form of the schedule
 that recomputes the fewest steps.
 
-The derivatives here need the function `_push_forward` of `_counted_scan`. They get `_push_forward`
-as an argument, because `_counted_scan` imports this file.
+The derivatives here need the function `_push_forward` of `_counted`. They get `_push_forward`
+as an argument, because `_counted` imports this file.
 """
 
 import dataclasses
@@ -19,16 +19,27 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int
 
-from ..._transforms._derivatives._linear_call import (
+from .._transforms._derivatives._linear_call import (
     batch_first,
     instantiate,
     jvp_of_moving,
     linear_call,
 )
-from ._batched import select_if_vmap, unvmap_max
-from ._scan import Arrays, Operands, Scan, row_of, select, split, with_row, zero_rows
+from ._primitives import unvmap_max
+from ._scan import (
+    Arrays,
+    Nonzero,
+    Operands,
+    Scan,
+    find_nonzero,
+    row_of,
+    select,
+    split,
+    with_row,
+    with_tangents,
+    zero_rows,
+)
 from ._step import pull_back_step, select_active
-from ._tangents import Nonzero, find_nonzero, with_tangents
 
 PushForward = Callable[[Scan, Operands, Nonzero, Arrays], list[Array]]
 """`push_forward(scan, operands, nonzero, directions)` returns tangents of the last carry and ys."""
@@ -51,19 +62,20 @@ def pull_back_any_length(
     - `last`: the last carry. Its buffers are used in all steps.
     - `ct_carry`, `ct_ys`: the cotangents of the outputs.
     - `is_shared`: for each nonzero const, whether its cotangent is summed over a batch.
-    - `push_forward`: the function `_push_forward` of `_counted_scan`.
+    - `push_forward`: the function `_push_forward` of `_counted`.
     """
-    count = jnp.asarray(scan.length) if operands.count is None else operands.count
+    if operands.count is None:
+        operands = dataclasses.replace(operands, count=jnp.asarray(scan.length))
     numbers = len(operands.flatten()), len(last), len(ct_carry)
 
     @jax.custom_jvp
     @batch_first
-    def run_flat(flat: Arrays, count: Array) -> list[Array]:
+    def run_flat(flat: Arrays) -> list[Array]:
         flat, last, ct_carry, ct_ys = split(flat, *numbers)
-        filled = operands.unflatten(flat, count)
+        filled = operands.unflatten(flat)
         return _pull_back(scan, filled, nonzero, last, ct_carry, ct_ys, is_shared)
 
-    def run_wider(wider: Nonzero, count: Array, flat: Arrays) -> list[Array]:
+    def run_wider(wider: Nonzero, flat: Arrays) -> list[Array]:
         """Computes cotangents of more operands, `wider`. Returns the cotangents of `nonzero`."""
         flat, last, ct_carry, ct_ys = split(flat, *numbers)
         cotangents = iter(ct_carry)
@@ -72,7 +84,7 @@ def pull_back_any_length(
             for array, is_nonzero, is_now in zip(last, nonzero.carry, wider.carry, strict=True)
             if is_now
         ]
-        filled, none_shared = operands.unflatten(flat, count), (False,) * sum(wider.consts)
+        filled, none_shared = operands.unflatten(flat), (False,) * sum(wider.consts)
         more = pull_back_any_length(
             scan, filled, wider, last, ct_carry, ct_ys, none_shared, push_forward
         )
@@ -81,27 +93,24 @@ def pull_back_any_length(
     @functools.partial(run_flat.defjvp, symbolic_zeros=True)
     @batch_first
     def _differentiate(primals: Any, tangents: Any) -> Any:
-        flat, count = primals
-        flat, last, ct_carry, ct_ys = split(flat, *numbers)
-        filled = operands.unflatten(flat, count)
+        flat, last, ct_carry, ct_ys = split(primals[0], *numbers)
+        filled = operands.unflatten(flat)
         # The tangents of `last` are not used, because they follow from the tangents of the
-        # operands.
-        dots, _, ct_outputs_dot = split(tangents[0], *numbers[:2])
+        # operands. The last operand is the count, which has no tangent.
+        (*dots, _), _, ct_outputs_dot = split(tangents[0], *numbers[:2])
         wider = find_nonzero(scan, filled, nonzero.union(dots))
         if wider != nonzero:
-            run = functools.partial(run_wider, wider, count)
-            return jvp_of_moving(run, primals[0], tangents[0])
+            return jvp_of_moving(functools.partial(run_wider, wider), *primals, *tangents)
         output = pull_back_any_length(
             scan, filled, nonzero, last, ct_carry, ct_ys, is_shared, push_forward
         )
         second = _SecondDerivative(scan, operands, nonzero, push_forward)
-        residuals = [count, *primals[0]]
         directions = list(map(instantiate, [*select(dots, nonzero.flatten()), *ct_outputs_dot]))
         return output, linear_call(
-            second.forward, second.transpose, residuals, directions, like=output
+            second.forward, second.transpose, primals[0], directions, like=output
         )
 
-    return run_flat([*operands.flatten(), *last, *ct_carry, *ct_ys], count)
+    return run_flat([*operands.flatten(), *last, *ct_carry, *ct_ys])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,11 +145,9 @@ class _SecondDerivative:
         ]
 
     def _unpack(self, residuals: Arrays) -> tuple[Operands, list[Array], list[Array]]:
-        count, *arrays = residuals
-        flat, last, ct_outputs = split(
-            arrays, len(self.operands.flatten()), len(self.operands.carry)
-        )
-        return self.operands.unflatten(flat, count), last, ct_outputs
+        num_flat, num_carry = len(self.operands.flatten()), len(self.operands.carry)
+        flat, last, ct_outputs = split(residuals, num_flat, num_carry)
+        return self.operands.unflatten(flat), last, ct_outputs
 
     def _pull_back(
         self, residuals: Arrays, directions: Arrays, ct_outputs_dot: Arrays
@@ -205,7 +212,7 @@ def _pull_back(
         def step(index: Array, saved: list[Array]) -> list[Array]:
             carry, row = scan.restored(saved, last), row_at(index)
             new, _ = scan.reading.step(consts, carry, row_of(xs, row), row < count)
-            return scan.saved(select_active(scan, row < count, new, carry))
+            return scan.saved(select_active(scan.is_masked, row < count, new, carry))
 
         return jax.lax.fori_loop(start, stop, step, list(saved))
 
@@ -235,10 +242,7 @@ def _pull_back(
         more, ct_new_carry, ct_x = pull_back_step(
             scan, nonzero, is_shared, consts, carry, x, is_active, ct_carry, row_of(ct_ys, row)
         )
-        ct_carry = [
-            new if masked else select_if_vmap(is_active, new, old)
-            for masked, new, old in zip(is_masked, ct_new_carry, ct_carry, strict=True)
-        ]
+        ct_carry = select_active(is_masked, is_active, ct_new_carry, ct_carry)
         ct_consts = list(map(jax.lax.add, ct_consts, more))
         top = jnp.where(start == index, saved.top - 1, saved.top)
         return saved._replace(top=top), ct_carry, ct_consts, with_row(ct_xs, row, ct_x)
