@@ -2,22 +2,32 @@
 
 import functools
 import inspect
+import itertools
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.custom_derivatives import SymbolicZero
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jaxtyping import Array, PyTree
 
 from .._partition import split
 from .._pytree import find_difference, is_inexact_array, same_shape_and_dtype
 from .._transforms import filter_jit, filter_value_and_grad
-from .._transforms._derivatives._grad import check_mode
+from .._transforms._derivatives._grad import advised, check_mode
+from .._transforms._derivatives._linear_call import (
+    batch_first,
+    has_tangent,
+    is_inexact,
+    linear_call,
+    zero_tangent,
+)
 from .._transforms._flat_call import FlatCall
 from .._transforms._signatures import Output, Params, TransformedFunction, check_callable
-from ._modes import Mode, Reverse
-from ._modes._mode import differentiated_by
+from ._modes import Arrays, Mode, Reverse
+
+OfList = Callable[[Arrays], Arrays]
 
 
 class Differentiated(TransformedFunction):
@@ -75,6 +85,88 @@ def differentiate_with(function: Callable[Params, Output], mode: Mode) -> Callab
     check_callable(function, "ad.differentiate_with")
     check_mode(mode, "ad.differentiate_with")
     return Differentiated(function, mode)
+
+
+def differentiated_by(mode: Mode, function: OfList, name: str | None) -> OfList:
+    """Gives `function` a custom derivative: `mode.jvp` as its JVP, and `mode.vjp` as its VJP.
+
+    Both methods get only the arrays with respect to which the caller differentiates.
+
+    **Arguments:**
+
+    - `function`: takes a list of arrays and returns a list of arrays. It must not close over a
+      tracer.
+    - `name`: the name of the function in error messages. `None` if a caller adds the name.
+    """
+
+    @jax.custom_jvp
+    @batch_first
+    def run(arrays: Arrays) -> Arrays:
+        return function(arrays)
+
+    @functools.partial(run.defjvp, symbolic_zeros=True)
+    @batch_first
+    def _differentiate(primals: Any, tangents: Any) -> tuple[Arrays, list[Any]]:
+        arrays, dots = (list(map(_as_array, each)) for (each,) in (primals, tangents))
+        is_differentiated = list(map(has_tangent, dots))
+        # `run` has this derivative rule, and `function` does not. A mode that only evaluates the
+        # function gets `run`. Then the rule also applies when the derivative is differentiated.
+        within = run if mode.only_evaluates else function
+        inexact_flags: list[bool] = []
+
+        def restrict(arrays: Arrays) -> Callable[[Arrays], tuple[Arrays, Arrays]]:
+            def restricted(values: Arrays) -> tuple[Arrays, Arrays]:
+                left, pairs = iter(values), zip(arrays, is_differentiated, strict=True)
+                inputs = [next(left) if moves else array for array, moves in pairs]
+                outputs = list(map(_as_array, within(inputs)))
+                inexact_flags[:] = map(is_inexact, outputs)
+                inexact_outputs = [each for each in outputs if is_inexact(each)]
+                return inexact_outputs, [each for each in outputs if not is_inexact(each)]
+
+            return restricted
+
+        selected = list(itertools.compress(arrays, is_differentiated))
+        with advised(mode, name):
+            inexact_outputs, pullback, others = mode.vjp(restrict(arrays), selected)
+            if not inexact_outputs:
+                return others, list(map(zero_tangent, others))
+            # Trace the pullback, so that all arrays that it closes over become residuals.
+            closed = jax.make_jaxpr(pullback)(inexact_outputs)
+
+        def forward(residuals: Arrays, directions: Arrays) -> Arrays:
+            arrays = residuals[: len(is_differentiated)]
+            selected = list(itertools.compress(arrays, is_differentiated))
+            with advised(mode, name):
+                return mode.jvp(restrict(arrays), selected, directions)
+
+        def transpose(residuals: Arrays, cotangents: Arrays, _: Any) -> Arrays:
+            consts = residuals[len(is_differentiated) :]
+            return jaxpr_as_fun(ClosedJaxpr(closed.jaxpr, consts))(*cotangents)
+
+        found = linear_call(
+            forward,
+            transpose,
+            [*arrays, *closed.consts],
+            list(itertools.compress(dots, is_differentiated)),
+            like=inexact_outputs,
+            # With this flag, reverse mode of a batch does not call `forward`. The mode may not
+            # support `forward`.
+            is_of_members=True,
+        )
+        values, directions, rest = iter(inexact_outputs), iter(found), iter(others)
+        outputs = [next(values if each else rest) for each in inexact_flags]
+        return outputs, [
+            next(directions) if each else zero_tangent(output)
+            for each, output in zip(inexact_flags, outputs, strict=True)
+        ]
+
+    return run
+
+
+def _as_array(value: Any) -> Any:
+    """Returns `value` as an array. A user may differentiate with respect to a Python number."""
+    is_array = hasattr(value, "shape") or isinstance(value, SymbolicZero)
+    return value if is_array else jnp.asarray(value)
 
 
 # --- Gradients that are written to the buffers of an earlier gradient ---

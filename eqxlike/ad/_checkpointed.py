@@ -13,10 +13,10 @@ import jax.tree_util as jtu
 from jax.extend.core import Literal, jaxpr_as_fun
 from jaxtyping import Array
 
-from ..._compat import cpu_merges_recomputation, scan_counts
-from ..._module import field
-from ._forward_reverse import Reverse
-from ._mode import Arrays, Mode, OfArrays, OfList, Pullback, ValueAndGrad, differentiated_by
+from .._compat import cpu_merges_recomputation, scan_counts
+from .._module import field
+from ._differentiate_with import OfList, differentiated_by
+from ._modes import Arrays, Mode, OfArrays, Pullback, Reverse, ValueAndGrad
 
 
 class Checkpointed(Mode):
