@@ -27,9 +27,8 @@ from ..extend import (
     split,
     to_plain,
 )
-from ._descriptions import check_keys, describe_arguments, lost_in
 from ._exported import Exported, from_parts, need_flatbuffers
-from ._file import Header
+from ._file import Header, check_keys, describe_arguments, lost_in
 
 # --- Dynamic axes of the arguments ---
 

@@ -11,7 +11,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Primitive, jaxprs_in_pa
 
 from .._transforms import _checks
 from .._transforms._derivatives import _linear_call
-from ..debug import _breakpoint, _dce, backward_nan
+from ..debug import _watch, backward_nan
 from ..loops import _primitives as _loop_primitives
 from ..nn import _conv_cpu
 from ._forbidden import (
@@ -26,7 +26,7 @@ from ._primitives import vmapped_p
 
 
 debug_backward_nan = backward_nan
-announce_jaxpr_p = _breakpoint._announce_p
+announce_jaxpr_p = _watch._announce_p
 select_if_vmap_p = _loop_primitives._select
 unvmap_all_p = _loop_primitives._all
 unvmap_any_p = _loop_primitives._any
@@ -61,7 +61,7 @@ for _primitive in (
     unvmap_any_p,
     unvmap_max_p,
     _checks.needing_p,
-    _dce._watch_p,
+    _watch._watch_p,
     _linear_call._batch_first,
     _loop_primitives._untransposed,
 ):

@@ -14,7 +14,7 @@ import pytest
 
 import eqxlike as eqx
 from eqxlike import nn
-from eqxlike._export._run import _MAX_PROGRAMS
+from eqxlike._export._exported import _MAX_PROGRAMS
 
 X, Y = jnp.ones((3, 2)), jnp.ones(3)
 
@@ -28,7 +28,7 @@ def test_warm_call_compares_nothing_again(monkeypatch):
     exported = eqx.export(lambda model, x: jax.vmap(model)(x), model, x)
     expected = exported.call(model, x)
     for name in ("as_given", "arrays_in", "build"):
-        monkeypatch.delattr(f"eqxlike._export._run.{name}")
+        monkeypatch.delattr(f"eqxlike._export._exported.{name}")
     other = jax.tree.map(lambda leaf: 1 * leaf if eqx.is_array(leaf) else leaf, model)
     np.testing.assert_array_equal(exported.call(other, x), expected)
 
@@ -130,11 +130,11 @@ def test_float64_of_numpy_is_a_number_if_x64_is_enabled():
 
 def test_number_in_a_tree_slows_only_a_few_later_calls(monkeypatch):
     exported = eqx.export(lambda x, rates: x * rates["a"], jnp.ones(()), {"a": jnp.ones(())})
-    monkeypatch.setattr("eqxlike._export._run._NUM_FLAT_CALLS", 3)
+    monkeypatch.setattr("eqxlike._export._exported._NUM_FLAT_CALLS", 3)
     exported.call(Y[0], {"a": 2.0})
     for _ in range(5):
         exported.call(Y[0], {"a": Y[0]})
-    monkeypatch.delattr("eqxlike._export._run.arrays_in")
+    monkeypatch.delattr("eqxlike._export._exported.arrays_in")
     assert exported.call(Y[0], {"a": Y[0]}) == 1
 
 
