@@ -14,13 +14,13 @@ from .._transforms._derivatives import _linear_call
 from ..debug import _watch, backward_nan
 from ..loops import _primitives as _loop_primitives
 from ..nn import _conv_cpu
-from ._forbidden import (
+from ._primitives import (
     nonbatchable_p,
     nondifferentiable_backward_p,
     nondifferentiable_p,
     nontraceable_p,
+    vmapped_p,
 )
-from ._primitives import vmapped_p
 
 # --- Equinox's names for primitives of other modules ---
 
