@@ -17,17 +17,21 @@ import jax.tree_util as jtu
 from .. import Module, is_array, is_inexact_array
 from .._programs import Collective, collectives
 from ..extend import FreshTrace, JitFunction, Wrapper, fresh_trace, is_array_or_struct, split
-from ._hlo import Kinds, aliases_in, instructions_in, kinds_of, parameters_in, stablehlo_kinds
 from ._operations import Operation, Program, num_bytes_of, program_of, root_of, type_of
 from ._rows import (
+    Kinds,
     Redundant,
     Row,
     Side,
     Stored,
+    aliases_in,
+    instructions_in,
+    kinds_of,
     redundant_in,
     rows_by_kind,
     rows_by_layer,
     sides,
+    stablehlo_kinds,
     stored_in,
 )
 from ._stable import Unstable, unstable_in
@@ -322,6 +326,9 @@ def _report_on(name: str, trace: FreshTrace) -> Report:
     stablehlo, costs = trace.lowered.as_text(), compiled.cost_analysis() or {}
     fused = {each.calls for each in instructions if each.calls}
     donated = [each.donated for each in jtu.tree_leaves(trace.lowered.args_info)]
+    # JAX drops unused arguments, so the number of a parameter does not identify its argument, but
+    # the name of the parameter does.
+    paths = {f"arrays[{index}]": path for index, path in enumerate(trace.paths)}
     return Report(
         name=name,
         operations=operations,
@@ -339,7 +346,7 @@ def _report_on(name: str, trace: FreshTrace) -> Report:
         xla_bytes=_known(costs.get("bytes accessed")),
         memory=_memory(compiled.memory_analysis()),
         donated=tuple(path for path, flag in zip(trace.paths, donated, strict=False) if flag),
-        aliased=_aliased(hlo, trace.paths),
+        aliased=tuple((output, paths.get(name, name)) for output, name in aliases_in(hlo)),
         constants=_constants(program),
         effects=tuple(
             Effect(each.kind, each.layer, each.times, each.source)
@@ -397,32 +404,16 @@ def _memory(stats: Any) -> Memory | None:
     return Memory(arguments, outputs, aliased, temporaries, peak)
 
 
-def _aliased(hlo: str, paths: tuple[str, ...]) -> tuple[tuple[int, str], ...]:
-    """Pairs (output number, argument path). The output reuses the buffer of the argument."""
-    # JAX drops unused arguments, so the number of a parameter does not identify its argument, but
-    # the name of the parameter does.
-    path_of = {f"arrays[{index}]": path for index, path in enumerate(paths)}
-    parameters = parameters_in(hlo)
-    found = []
-    for output, number in aliases_in(hlo):
-        name = parameters.get(number) or f"parameter {number}"
-        found.append((output, path_of.get(name, name)))
-    return tuple(found)
-
-
 def _constants(program: Program) -> tuple[Constant, ...]:
-    # Maps each constant to the first operation that reads it. In a dict comprehension, later
-    # entries replace earlier entries. So go through the operations in reverse order.
-    readers = {
-        where: step.operation
-        for step in reversed(program.steps)
-        for kind, where in map(root_of, step.inputs)
-        if kind == "constant"
-    }
+    readers: dict[int, Operation] = {}
+    for step in program.steps:
+        for kind, where in map(root_of, step.inputs):
+            if kind == "constant":
+                readers.setdefault(where, step.operation)
     found = []
     for index, array in enumerate(program.constants):
         reader = readers.get(index)
-        read = ("", "") if reader is None else (reader.layer, reader.source)
+        read = (reader.layer, reader.source) if reader else ("", "")
         found.append(Constant(type_of(array), num_bytes_of(array), *read))
     return tuple(sorted(found, key=lambda each: -each.num_bytes))
 

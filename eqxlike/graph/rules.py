@@ -11,4 +11,4 @@ from ._stable._expressions import is_same as is_same
 from ._stable._expressions import terms_of as terms_of
 from ._stable._rewrite import Rewrite as Rewrite
 from ._stable._rewrite import Rule as Rule
-from ._stable._rules import RULES as RULES
+from ._stable._stabilise import RULES as RULES

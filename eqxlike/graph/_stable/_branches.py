@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from ._expressions import INPUT, Step, Value, constant_of, seen_through
-from ._functions import GUARDS, is_at_most_zero, is_positive, shifted_by_maximum
+from ._patterns import GUARDS, is_at_most_zero, is_positive, shifted_by_maximum
 from ._rewrite import Rewrite
 
 HARMLESS = {

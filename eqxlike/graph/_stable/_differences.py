@@ -1,4 +1,4 @@
-"""Rules for differences whose digits cancel."""
+"""Rules for differences whose digits cancel, and for norms and products that are NaN at zero."""
 
 import dataclasses
 import itertools
@@ -12,25 +12,28 @@ from jax import Array, lax
 
 from . import _replacements as stable
 from ._expressions import (
-    Axes,
     Part,
     Parts,
     Step,
     Value,
+    all_axes,
     argument_of,
     broadcast,
     constant_of,
+    factors_in,
     factors_of,
     is_same,
     key_of,
     merged,
-    placed,
     seen_through,
+    terms_in,
     terms_of,
     unbroadcast,
 )
-from ._functions import (
+from ._patterns import (
+    Table,
     applied,
+    erfc_of,
     exponential_of,
     lifted,
     product_of,
@@ -39,7 +42,6 @@ from ._functions import (
     sum_of,
     summed_squares_of,
 )
-from ._patterns import Formula, erfc_of, match
 from ._replacements import scaled, single
 from ._rewrite import Rewrite
 
@@ -53,16 +55,15 @@ def difference_from_one(step: Step) -> Rewrite | None:
     c, n = total.constant, part.number
     if n == -c and (root := _difference_of_root(part, c, shape)) is not None:
         return root
-    for formula, function in FROM_ONE:
-        if (found := match(formula, total)) is not None:
-            return rewritten(found, function, shape)
+    if (found := rewritten(FROM_ONE, total, shape)) is not None:
+        return found
     if (erfc := erfc_of(total)) is None:
         return None
     y, rate, factor = erfc
     return applied(lambda y: factor * stable.erfc(single(y), rate), sum_of((y,), shape))
 
 
-FROM_ONE: tuple[tuple[Formula, Formula], ...] = (
+FROM_ONE: Table = (
     (lambda y: lax.exp(y) - 1, stable.expm1),
     (lambda y: 1 - lax.cos(y), stable.one_minus_cos),
     (lambda y: 1 - lax.logistic(y), lambda y: stable.sigmoid(-y)),
@@ -70,8 +71,6 @@ FROM_ONE: tuple[tuple[Formula, Formula], ...] = (
     (lambda y: 1 - lax.tanh(y), lambda y: 2 * stable.sigmoid(-2 * y)),
     (lambda y: 1 + lax.tanh(y), lambda y: 2 * stable.sigmoid(2 * y)),
 )
-"""Pairs of a difference from one, and a function that computes the difference without cancellation.
-"""
 
 
 def _difference_of_root(part: Part, c: float, shape: tuple[int, ...]) -> Rewrite | None:
@@ -101,49 +100,24 @@ def difference_of_squares(step: Step) -> Rewrite | None:
     E[(x - E[x])²].
     """
     total, shape = terms_of(step.output), step.output.shape
-    if len(total.parts) == 3 and not total.constant:
-        return _square_of_difference(total, shape)
     if len(total.parts) == 2 and total.constant:
         return _square_of_shifted(total, shape)
-    if len(total.parts) != 2 or total.constant:
+    if total.constant or not 2 <= len(total.parts) <= 3:
         return None
-    first, second = sorted(total.parts, key=lambda part: -part.number)
-    if not first.number > 0 > second.number:
-        return None
-    if (found := _variance(first, second)) is not None:
-        x, axes, kept = found
-        total = applied(lambda x: first.number * stable.squared_deviations(x, axes), x)
-        return applied(lambda total: broadcast(total, kept, shape), total)
-    a, b = (square_root_of(part.value) for part in (first, second))
-    if a is None or b is None or not math.isclose(first.number, -second.number):
-        return None
-    roots = (dataclasses.replace(first, value=a), dataclasses.replace(second, value=b))
-    return applied(
-        lambda a, b: scaled(first.number, (a - b) * (a + b)),
-        *(lifted(root, shape) for root in roots),
-    )
+    if (variance := _variance(total, shape)) is not None:
+        return variance
+    return rewritten(SQUARES, total, shape) or _squared_distances(total)
 
 
-def _square_of_difference(total: Parts, shape: tuple[int, ...]) -> Rewrite | None:
-    """Rewrites a² ± 2ab + b² as (a ± b)².
+SQUARES: Table = (
+    (lambda a, b: lax.square(a) - lax.square(b), lambda a, b: (a - b) * (a + b)),
+    (lambda a, b: lax.square(a) - 2 * a * b + lax.square(b), lambda a, b: jnp.square(a - b)),
+    (lambda a, b: lax.square(a) + 2 * a * b + lax.square(b), lambda a, b: jnp.square(a + b)),
+)
 
-    Reports |a|² - 2 a·b + |b|², as in pairwise distances, but does not rewrite this formula.
-    """
-    products = [_lifted(factors_of(part.value), part.number, part.axes) for part in total.parts]
-    squares = [each for each in products if [part.number for part in each.parts] == [2]]
-    mixed = [each for each in products if [part.number for part in each.parts] == [1, 1]]
-    if len(squares) == 2 and len(mixed) == 1:
-        n, ratio = squares[0].constant, mixed[0].constant / squares[0].constant
-        first, second = (each.parts[0] for each in squares)
-        found = {(key_of(part.value), part.axes) for part in mixed[0].parts}
-        expected = {(key_of(part.value), part.axes) for part in (first, second)}
-        if squares[1].constant != n or abs(ratio) != 2 or found != expected:
-            return None
 
-        def build(a: Array, b: Array) -> Array:
-            return scaled(n, jnp.square(a + scaled(ratio / 2, b)))
-
-        return applied(build, lifted(first, shape), lifted(second, shape))
+def _squared_distances(total: Parts) -> Rewrite | None:
+    """Reports |a|² - 2 a·b + |b|², as in pairwise distances, but does not rewrite this formula."""
     norms = [summed_squares_of(part.value) for part in total.parts]
     dots = [part for part in total.parts if part.value.step.kind == "dot_general"]
     if norms.count(None) != 1 or len(dots) != 1:
@@ -171,28 +145,25 @@ def _square_of_shifted(total: Parts, shape: tuple[int, ...]) -> Rewrite | None:
     return Rewrite((x,), lambda x: scaled(n, jnp.square(broadcast(x, square.axes, shape) + shift)))
 
 
-def _variance(first: Part, second: Part):
-    """Matches a variance E[x²] - E[x]², where `first` is E[x²] and `second` is -E[x]².
-
-    **Returns:** x, the axes over which the mean is taken, and the `Axes` of the mean in the
-    difference.
-    """
-    squares = argument_of(first.value, "reduce_sum")
-    if squares is None or (x := square_root_of(seen_through(squares))) is None:
+def _variance(total: Parts, shape: tuple[int, ...]) -> Rewrite | None:
+    """Rewrites a multiple of E[x²] - E[x]² as the same multiple of E[(x - E[x])²]."""
+    if len(total.parts) != 2:
         return None
-    axes = first.value.step.params["axes"]
-    mean = factors_of(second.value)
-    if [part.number for part in mean.parts] != [2]:
+    first, second = sorted(total.parts, key=lambda part: -part.number)
+    squares, square = argument_of(first.value, "reduce_sum"), factors_in(second)
+    if squares is None or [part.number for part in square.parts] != [2]:
         return None
-    other = argument_of(mean.parts[0].value, "reduce_sum")
-    if other is None or not is_same(other, x) or mean.parts[0].value.step.params["axes"] != axes:
+    x, (mean,) = square_root_of(seen_through(squares)), square.parts
+    other = argument_of(mean.value, "reduce_sum")
+    if x is None or other is None or not is_same(other, x) or mean.axes != first.axes:
         return None
+    n, axes = first.number, first.value.step.params["axes"]
     count = math.prod(x.shape[axis] for axis in axes)
-    if not math.isclose(-second.number * mean.constant * count, first.number, rel_tol=1e-6):
+    is_variance = n > 0 and math.isclose(-square.constant * count, n, rel_tol=1e-6)
+    if mean.value.step.params["axes"] != axes or not is_variance:
         return None
-    inner = mean.parts[0].axes
-    kept = tuple(second.axes[axis] if axis >= 0 else -1 for axis in inner)
-    return (x, axes, first.axes) if kept == first.axes else None
+    variance = Rewrite((x,), lambda x: n * stable.squared_deviations(x, axes))
+    return applied(lambda variance: broadcast(variance, first.axes, shape), variance)
 
 
 def excess_of_exponential(step: Step) -> Rewrite | None:
@@ -238,7 +209,7 @@ MAX_TERMS = 12
 def _excess_in(total: Parts) -> _Excess | None:
     if not 2 <= len(total.parts) <= MAX_TERMS:
         return None
-    terms = [_lifted(factors_of(part.value), part.number, part.axes) for part in total.parts]
+    terms = list(map(factors_in, total.parts))
     logs = [list(_logs_in(part)) for part in total.parts]
     for i, term in enumerate(terms):
         for summands in ([term], *_distributed(term)):
@@ -272,10 +243,6 @@ def _is_log_of_size(value: Value) -> bool:
     return any(argument_of(part.value, "abs") is not None for part in factors)
 
 
-def _lifted(product: Parts, number: float, axes: Axes) -> Parts:
-    return Parts(number * product.constant, placed(product.parts, axes))
-
-
 def _distributed(product: Parts) -> Iterator[list[Parts]]:
     """Distributes a product over a factor that is a sum.
 
@@ -283,13 +250,13 @@ def _distributed(product: Parts) -> Iterator[list[Parts]]:
     `product`.
     """
     for i, part in enumerate(product.parts):
-        inner = terms_of(part.value)
+        inner = terms_in(part)
         if part.number != 1 or len(inner.parts) + (inner.constant != 0) < 2:
             continue
         rest = product.parts[:i] + product.parts[i + 1 :]
         summands = [Parts(product.constant * inner.constant, rest)] if inner.constant else []
-        for each in placed(inner.parts, part.axes):
-            term = _lifted(factors_of(each.value), product.constant * each.number, each.axes)
+        for each in inner.parts:
+            term = factors_in(dataclasses.replace(each, number=product.constant * each.number))
             summands.append(Parts(term.constant, tuple(merged((*term.parts, *rest)))))
         yield summands
 
@@ -302,8 +269,8 @@ def _logs_in(part: Part) -> Iterator[tuple[Any, float]]:
     x = argument_of(part.value, "log")
     if x is None:
         yield (key_of(part.value), part.axes), part.number
-    elif (product := factors_of(x)).constant > 0:
-        yield from _logs_of(_lifted(product, 1.0, part.axes), part.number)
+    elif (product := factors_in(Part(1.0, x, part.axes))).constant > 0:
+        yield from _logs_of(product, part.number)
 
 
 def _logs_of(product: Parts, number: float) -> Iterator[tuple[Any, float]]:
@@ -315,10 +282,10 @@ def _logs_of(product: Parts, number: float) -> Iterator[tuple[Any, float]]:
             size = argument_of(part.value, "abs")
             yield ("log", key_of(size or part.value), part.axes), power
             continue
-        exponents = terms_of(y)
-        yield None, power * exponents.constant
-        for each in placed(exponents.parts, part.axes):
-            yield from _logs_in(dataclasses.replace(each, number=power * each.number))
+        exponents = terms_in(Part(power, y, part.axes))
+        yield None, exponents.constant
+        for each in exponents.parts:
+            yield from _logs_in(each)
 
 
 def _counted(terms: Iterable[tuple[Any, float]]) -> tuple[dict[Any, float], float]:
@@ -339,3 +306,146 @@ def _excess_of(number: float, y: Any, weight: Any, is_of_size: bool) -> Array:
         return stable.excess_of_exp(y + math.log(number) if number != 1 else y)
     t = scaled(number, weight if y is None else weight * jnp.exp(y))
     return stable.excess_of_size(t if is_of_size else jnp.where(t < 0, jnp.nan, t))
+
+
+def norm_at_zero(step: Step) -> Rewrite | None:
+    """Matches the root of a sum of squares. In the rewrite, the gradient at zero is zero."""
+    total = _radicand(step)
+    if total is None or (constant_of(total) is not None):
+        return None
+    terms = terms_of(total)
+    found = [summed_squares_of(part.value) for part in terms.parts]
+    is_sum_of_squares = not terms.constant and all(part.number > 0 for part in terms.parts)
+    if not found or None in found or not is_sum_of_squares:
+        return None
+    if all(seen_through(x).step.kind == "stop_gradient" for x in found if x is not None):
+        return None
+    return Rewrite((total,), stable.safe_sqrt)
+
+
+def _radicand(step: Step) -> Value | None:
+    """The argument of a square root, or None if `step` is not a square root."""
+    is_root = step.kind == "sqrt" or constant_of(step.inputs[-1]) == 0.5
+    return seen_through(step.inputs[0]) if is_root else None
+
+
+def hypotenuse(step: Step) -> Rewrite | None:
+    """Rewrites sqrt(x² + y²) so that the squares neither overflow nor underflow."""
+    total = _radicand(step)
+    if total is None:
+        return None
+    terms = terms_of(total)
+    num_terms = len(terms.parts) + (terms.constant != 0)
+    if num_terms < 2 or terms.constant < 0 or any(part.number != 1 for part in terms.parts):
+        return None
+    if len(terms.parts) == 1 and terms.constant < EPSILON:
+        return None
+    found = [square_root_of(part.value) for part in terms.parts]
+    operands = [root for root in found if root is not None]
+    if len(operands) != len(found):
+        return None
+
+    def build(*roots: Array) -> Array:
+        constant = [jnp.full_like(roots[0], math.sqrt(terms.constant))] if terms.constant else []
+        return stable.length([*roots, *constant])
+
+    squares = zip(terms.parts, operands, strict=True)
+    roots = (dataclasses.replace(part, value=root) for part, root in squares)
+    return applied(build, *(lifted(root, step.output.shape) for root in roots))
+
+
+EPSILON = 1e-3
+"""A smaller constant under a square root is assumed to be a guard, which keeps the gradient finite
+at zero.
+"""
+
+
+def direction_of_zero(step: Step) -> Rewrite | None:
+    """Rewrites x / |x| and x·y / (|x| |y|), so that they are zero if a norm is zero."""
+    product, shape = factors_of(step.output), step.output.shape
+    above = [part for part in product.parts if part.number > 0]
+    norms, others = [], []
+    for part in product.parts:
+        x = summed_squares_of(part.value) if part.number == -0.5 else None
+        is_norm = x is not None and any(_vanishes_with(each.value, x) for each in above)
+        (norms if is_norm else others).append(part)
+    if not norms:
+        return None
+
+    def build(found: Array, *totals: Array) -> Array:
+        is_zero = found == 0
+        for total in totals:
+            found = found / jnp.sqrt(jnp.where(is_zero & (total == 0), 1, total))
+        return scaled(product.constant, found)
+
+    return applied(build, product_of(others, shape), *(lifted(part, shape) for part in norms))
+
+
+def _vanishes_with(value: Value, x: Value, depth: int = 4) -> bool:
+    """Returns True if x is a factor of a value, or of each term of the value."""
+    if is_same(value, x):
+        return True
+    step = seen_through(value).step
+    if depth == 0 or step.kind not in ("reduce_sum", "dot_general", "mul"):
+        return False
+    return any(_vanishes_with(unbroadcast(each)[0], x, depth - 1) for each in step.inputs)
+
+
+def _log_factor(value: Value) -> tuple[Part, Value, list[Part]] | None:
+    """The logarithm in a product, its argument, and the other factors of the product.
+
+    Returns None unless exactly one factor is a logarithm.
+    """
+    parts = factors_of(value).parts
+    logs = [part for part in parts if argument_of(part.value, "log") is not None]
+    if len(logs) != 1 or logs[0].number != 1 or logs[0].axes != all_axes(value):
+        return None
+    x = seen_through(logs[0].value).step.inputs[0]
+    return logs[0], x, [part for part in parts if part is not logs[0]]
+
+
+def product_with_own_log(step: Step) -> Rewrite | None:
+    """Rewrites x log(x), so that it is zero at zero."""
+    if (found := _log_factor(step.output)) is None:
+        return None
+    log, x, others = found
+    inside, outside = (
+        {(key_of(part.value), part.number, part.axes) for part in parts}
+        for parts in (factors_of(x).parts, others)
+    )
+    if inside != outside or not inside:
+        return None
+    scale = factors_of(step.output).constant / factors_of(x).constant
+    if log.value.rewrite is not None:
+        own = (x, log.value)
+        return Rewrite(own, lambda x, log: scaled(scale, x * jnp.where(x == 0, 0, log)))
+
+    def build(x: Array) -> Array:
+        safe = jnp.where(x == 0, 1, x)
+        return scaled(scale, safe * jnp.log(safe))
+
+    return Rewrite((x,), build)
+
+
+def quotient_of_itself(step: Step) -> Rewrite | None:
+    """Rewrites x / x, so that it is one at zero."""
+    x, y = step.inputs
+    if constant_of(x) is not None or x.shape != y.shape or not is_same(x, y):
+        return None
+    return Rewrite((x,), lambda x: jnp.where(jnp.isfinite(x), 1.0, jnp.nan))
+
+
+def power_by_logarithm(step: Step) -> Rewrite | None:
+    """Rewrites exp(y log(x)) as x ** y, because exp(y log(x)) loses digits for large y log(x)."""
+    (product,) = step.inputs
+    if (found := _log_factor(product)) is None:
+        return None
+    _, x, others = found
+    c = factors_of(product).constant
+
+    def build(x: Array, y: Array | None) -> Array:
+        y = jnp.full_like(x, c) if y is None else scaled(c, y)
+        is_known = (x >= 0) & ~jnp.isnan(y)
+        return jnp.where(is_known, jnp.power(jnp.where(is_known, x, 1), y), jnp.nan)
+
+    return applied(build, x, product_of(others, product.shape))

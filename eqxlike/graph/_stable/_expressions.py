@@ -558,6 +558,19 @@ def placed(parts: Iterable[Part], axes: Axes) -> tuple[Part, ...]:
     )
 
 
+def factors_in(part: Part) -> Parts:
+    """The product `number * value` of a term of a larger sum, with the axes of the sum."""
+    product = factors_of(part.value)
+    return Parts(part.number * product.constant, placed(product.parts, part.axes))
+
+
+def terms_in(part: Part) -> Parts:
+    """The sum `number * value` of a term of a larger sum, with the axes of the sum."""
+    total = terms_of(part.value)
+    terms = (Part(part.number * each.number, each.value, each.axes) for each in total.parts)
+    return Parts(part.number * total.constant, placed(terms, part.axes))
+
+
 def merged(parts: Sequence[Part]) -> Iterator[Part]:
     """Merges parts with equal values by adding their numbers. Drops parts whose number is zero."""
     if len(parts) == 1:

@@ -34,22 +34,22 @@ from ._expressions import (
     terms_of,
     unbroadcast,
 )
-from ._functions import (
+from ._patterns import (
     GUARDS,
+    Formula,
     applied,
+    erfc_of,
     exponent_of,
     exponential_of,
     exponentials_in,
-    finite_where_zero,
-    largest_along,
+    first_match,
     lifted,
+    match,
     product_of,
-    shifted,
-    shifted_along,
     shifted_terms,
+    sigmoid_of,
     sum_of,
 )
-from ._patterns import Formula, erfc_of, match, sigmoid_of
 from ._replacements import digits, log_size, scaled, single
 from ._rewrite import Rewrite
 
@@ -74,8 +74,9 @@ def log_rule(step: Step) -> Rewrite | None:
     (x,) = step.inputs
     if step.kind == "log1p":
         total = terms_of(x)
-        if _is_guarded(total):
-            return None
+        exponents = [argument_of(part.value, "exp") for part in total.parts]
+        if all(y is not None and seen_through(y).step.kind in GUARDS for y in exponents):
+            return None  # `where`, `max`, `min` or `clamp` limits each exponent.
         log = log_of_sum(dataclasses.replace(total, constant=total.constant + 1), x.shape)
     elif (log := _log_of_product(x)) is None:
         return Rewrite() if _is_product_of_matrices(x) else None
@@ -97,12 +98,6 @@ def _is_product_of_matrices(value: Value) -> bool:
     step = unbroadcast(value)[0].step
     inputs = step.inputs if step.kind == "dot_general" else ()
     return any(exponential_of(factors_of(each)).may_underflow for each in inputs)
-
-
-def _is_guarded(total: Parts) -> bool:
-    """Returns True if each term is exp(y), where `where`, `max`, `min` or `clamp` computes y."""
-    arguments = [argument_of(part.value, "exp") for part in total.parts]
-    return all(y is not None and seen_through(y).step.kind in GUARDS for y in arguments)
 
 
 def _log_of_product(value: Value) -> Log | None:
@@ -186,22 +181,18 @@ def _log_by_table(value: Value | Parts, shape: tuple[int, ...]) -> Log | None:
         y, rate, number = erfc
         log = applied(lambda y: stable.log_erfc(single(y), rate, number), sum_of((y,), shape))
         return Log(applied(digits, log))
-    for formula, function, is_positive in LOGARITHMS:
-        if (found := match(formula, value)) is None:
-            continue
-        factor = found.factor
+    if (row := first_match(LOGARITHMS, value)) is None:
+        return None
+    (factor, holes), function, is_positive = row
 
-        def log_of_multiple(
-            *holes: Array, function: Any = function, factor: float = factor
-        ) -> tuple[Array, ...]:
-            large, small, *sign = function(*holes)
-            sign = sign or [jnp.ones_like(large)]
-            shift = math.log(abs(factor))
-            return large, small + shift if shift else small, scaled(math.copysign(1, factor), *sign)
+    def log_of_multiple(*arrays: Array) -> tuple[Array, ...]:
+        large, small, *sign = function(*arrays)
+        sign = sign or [jnp.ones_like(large)]
+        shift = math.log(abs(factor))
+        return large, small + shift if shift else small, scaled(math.copysign(1, factor), *sign)
 
-        holes = (sum_of((hole,), shape) for hole in found.holes)
-        return Log(applied(log_of_multiple, *holes), is_positive and factor > 0)
-    return None
+    sums = (sum_of((hole,), shape) for hole in holes)
+    return Log(applied(log_of_multiple, *sums), is_positive and factor > 0)
 
 
 EXTREMES = ("reduce_max", "reduce_min")
@@ -373,7 +364,9 @@ def _log_of_known_terms(total: Parts, shape: tuple[int, ...]) -> Log | None:
     logs = [log for part in total.parts if (log := log_of(part.value)) and log.is_positive]
     if total.constant or len(logs) < 2 or len(logs) < len(total.parts):
         return None
-    if any(part.number <= 0 for part in total.parts) or all(map(_is_shifted, total.parts)):
+    terms = [exponential_of(factors_of(part.value)) for part in total.parts]
+    is_shifted = all(term.exponents and not term.may_underflow for term in terms)
+    if is_shifted or any(part.number <= 0 for part in total.parts):
         return None
 
     def of_terms(*logs: Sequence[Array]) -> tuple[Array, Array]:
@@ -381,17 +374,12 @@ def _log_of_known_terms(total: Parts, shape: tuple[int, ...]) -> Log | None:
             broadcast(_whole(*parts), part.axes, shape) + math.log(part.number)
             for parts, part in zip(logs, total.parts, strict=True)
         ]
-        large, parts = shifted(ys, [None] * len(ys))
+        large, parts = stable.shifted(ys, [None] * len(ys))
         if len(ys) == 2:
             return large, stable.logaddexp(ys[0] - large, ys[1] - large)
         return large, jnp.log(_sum(parts))
 
     return Log(applied(of_terms, *(log.parts for log in logs)))
-
-
-def _is_shifted(part: Part) -> bool:
-    term = exponential_of(factors_of(part.value))
-    return bool(term.exponents) and not term.may_underflow
 
 
 def _log_of_reduced_sum(step: Step) -> Log | None:
@@ -402,7 +390,7 @@ def _log_of_reduced_sum(step: Step) -> Log | None:
         return None
 
     def of_sum(split: tuple[Array, Array | None]) -> tuple[Array, ...]:
-        large, terms = shifted_along(*split, axes)
+        large, terms = stable.shifted_along(*split, axes)
         small, sign = log_size(jnp.sum(terms, axis=axes))
         return lax.squeeze(large, axes), small + math.log(term.number), sign
 
@@ -430,8 +418,8 @@ def _log_of_dot(step: Step) -> Log | None:
 
     def of_dot(split: tuple[Array, None], w: Array) -> tuple[Array, ...]:
         y, weight = split[0], broadcast(w, places, x.shape)
-        large = largest_along(y, weight, contracted)
-        pair = (jnp.exp(finite_where_zero(y - large, weight)), w)[:: 1 - 2 * place]
+        large = stable.largest_along(y, weight, contracted)
+        pair = (jnp.exp(stable.finite_where_zero(y - large, weight)), w)[:: 1 - 2 * place]
         small, sign = log_size(step.eqn.primitive.bind(*pair, **step.params))
         large = lax.transpose(lax.squeeze(large, contracted), order)
         return large, small + math.log(term.number), sign
@@ -441,12 +429,51 @@ def _log_of_dot(step: Step) -> Log | None:
 
 def _log_of_reduced_product(step: Step, log: Log | None) -> Log:
     (x,), axes = step.inputs, step.params["axes"]
-    is_positive = log is not None and log.is_positive
+    known = log.parts if log is not None and log.is_positive else None
 
     def of_product(found: Any) -> tuple[Array, ...]:
-        large, small, *sign = found if is_positive else _plain_log(found)
+        large, small, *sign = found if known else _plain_log(found)
         large, small = (jnp.sum(jnp.broadcast_to(y, x.shape), axes) for y in (large, small))
-        return (large, small) if is_positive else (large, small, jnp.prod(sign[0], axes))
+        return (large, small) if known else (large, small, jnp.prod(sign[0], axes))
 
-    source = log.parts if log is not None and is_positive else x
-    return Log(applied(of_product, source), is_positive)
+    return Log(applied(of_product, known or x), is_positive=known is not None)
+
+
+def guarded_probability(step: Step) -> Rewrite | None:
+    """Matches log(p + 1e-8), log(1 - p + 1e-8) and log(max(p, 1e-8)) for a probability p."""
+    (x,) = step.inputs
+    if (value := _limited(x)) is not None:
+        return Rewrite() if _has_logarithm(value) else None
+    total = terms_of(x)
+    if step.kind == "log1p":
+        total = dataclasses.replace(total, constant=total.constant + 1)
+    if len(total.parts) != 1:
+        return None
+    (part,) = total.parts
+    if part.number > 0:
+        is_guarded = 0 < total.constant < GUARD and _has_logarithm(part.value)
+    else:
+        p = _limited(part.value) or part.value
+        is_guarded = 0 < total.constant + part.number < GUARD and is_probability(p)
+    return Rewrite() if is_guarded else None
+
+
+GUARD = 1e-2
+"""A smaller constant in a logarithm is assumed to be a guard, which keeps the logarithm finite."""
+
+
+def _limited(value: Value) -> Value | None:
+    """Returns `x` if `value` is `x` with a small lower limit, such as `jnp.clip(x, 1e-8, 1)`."""
+    limit = None
+    while (step := unbroadcast(value)[0].step).kind in ("max", "min", "clamp"):
+        index = 1 if step.kind == "clamp" or constant_of(step.inputs[0]) is not None else 0
+        least = constant_of(step.inputs[0 if index else 1])
+        if step.kind != "min":
+            limit = least
+        value = step.inputs[index]
+    return value if limit is not None and 0 < limit < GUARD else None
+
+
+def _has_logarithm(value: Value) -> bool:
+    log = log_of(value)
+    return log is not None and not log.is_near_one

@@ -1,9 +1,9 @@
-"""Pattern matching: tests whether a value is a multiple of a formula.
+"""Pattern matching: finds formulas and exponentials in a program, and builds their rewrites.
 
-A formula is a Python function of one or two numbers. It is traced once; the traced value is called
-the pattern, and its inputs are called holes. Matching finds the values that fill the holes. Pattern
-and value are compared as sums, products and functions, so a formula may be written in different
-ways.
+`match` tests whether a value is a multiple of a formula. A formula is a Python function of one or
+two numbers. It is traced once; the traced value is called the pattern, and its inputs are called
+holes. Matching finds the values that fill the holes. Pattern and value are compared as sums,
+products and functions, so a formula may be written in different ways.
 """
 
 import dataclasses
@@ -11,12 +11,14 @@ import functools
 import inspect
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 from jax import Array, lax
 
+from . import _replacements as stable
 from ._expressions import (
     INPUT,
     Axes,
@@ -25,6 +27,9 @@ from ._expressions import (
     Value,
     all_axes,
     argument_of,
+    broadcast,
+    constant_of,
+    factors_in,
     factors_of,
     is_same,
     key_of,
@@ -32,11 +37,15 @@ from ._expressions import (
     placed,
     seen_through,
     steps_of,
+    terms_in,
     terms_of,
     unbroadcast,
 )
+from ._replacements import scaled
+from ._rewrite import Rewrite
 
 Formula = Callable[..., Array]
+Table = tuple[tuple[Formula, Formula], ...]
 Holes = dict[Value, Part]
 Binding = tuple[float, Holes]
 
@@ -65,6 +74,24 @@ def match(formula: Formula, value: Value | Parts) -> Found | None:
     return None
 
 
+def first_match(table: Iterable[Any], value: Value | Parts) -> tuple[Any, ...] | None:
+    """Finds the first row of a table whose formula matches. Each row starts with a formula.
+
+    **Returns:** the match, followed by the other entries of the row.
+    """
+    matches = ((match(row[0], value), *row[1:]) for row in table)
+    return next((row for row in matches if row[0] is not None), None)
+
+
+def rewritten(table: Table, value: Value | Parts, shape: tuple[int, ...]) -> Rewrite | None:
+    """Rewrites a multiple of a formula in a table by the function in the same row."""
+    if (row := first_match(table, value)) is None:
+        return None
+    (factor, holes), function = row
+    sums = (sum_of((hole,), shape) for hole in holes)
+    return applied(lambda *arrays: scaled(factor, function(*arrays)), *sums)
+
+
 @functools.cache
 def _traced(formula: Formula) -> tuple[Value, list[Value]]:
     parameters = inspect.signature(formula).parameters.values()
@@ -80,10 +107,12 @@ def _match(pattern: Value, value: Value, axes: Axes, holes: Holes) -> Iterator[B
     axes = tuple(axes[i] if i >= 0 else -1 for i in inner)
     total, product = terms_of(pattern), factors_of(pattern)
     if total.constant or len(total.parts) > 1:
-        found = terms_of(value)
-        yield from _match_sum(total, Parts(found.constant, placed(found.parts, axes)), holes)
+        yield from _match_sum(total, terms_in(Part(1.0, value, axes)), holes)
     elif all(part.value.step is INPUT for part in total.parts):
         yield from _bind(pattern, Part(1.0, value, axes), holes)
+    elif pattern.step.kind == "square":
+        if (root := square_root_of(value)) is not None:
+            yield from _bind(pattern.step.inputs[0], Part(1.0, root, axes), holes)
     elif product.parts[0].value is not pattern:
         yield from _match_product(product, factors_of(value), axes, holes)
     elif pattern.step.kind in SPELLINGS:
@@ -150,10 +179,8 @@ def _bind(pattern: Value, part: Part, holes: Holes) -> Iterator[Binding]:
 
 
 def _linear(part: Part) -> Any:
-    total = terms_of(part.value)
-    terms = placed(total.parts, part.axes)
-    numbers = {(key_of(each.value), each.axes): part.number * each.number for each in terms}
-    return part.number * total.constant, numbers
+    total = terms_in(part)
+    return total.constant, {(key_of(each.value), each.axes): each.number for each in total.parts}
 
 
 SPELLINGS: dict[str, tuple[Formula, ...]] = {
@@ -188,8 +215,8 @@ def spelled(kind: str, value: Value | Parts) -> Found | None:
             return _cdf_of_jax(value)
         if value.step.kind not in ("div", "integer_pow", "mul", "add", "sub"):
             return None
-    matches = (match(formula, value) for formula in SPELLINGS[kind])
-    return next((found for found in matches if found is not None), None)
+    row = first_match(((formula,) for formula in SPELLINGS[kind]), value)
+    return row[0] if row else None
 
 
 def _cdf_of_jax(value: Value) -> Found | None:
@@ -232,3 +259,312 @@ def erfc_of(value: Value | Parts) -> tuple[Part, float, float] | None:
             (own,) = placed(product.parts, hole.axes)
             return dataclasses.replace(own, number=hole.number), 0.5, found.factor
     return hole, 1.0, found.factor
+
+
+GUARDS = ("select_n", "max", "min", "clamp")
+"""Operations that can limit a number to a range in which a function is accurate."""
+
+
+def square_root_of(value: Value) -> Value | None:
+    """Returns `x` if `value` is x², otherwise None."""
+    step = value.step
+    if step.kind == "square" or (step.kind == "integer_pow" and step.params["y"] == 2):
+        return step.inputs[0]
+    if step.kind == "mul" and is_same(*step.inputs) and step.inputs[0].shape == value.shape:
+        return step.inputs[0]
+    return None
+
+
+def summed_squares_of(total: Value) -> Value | None:
+    """Returns `x` if `total` is sum(x²), otherwise None."""
+    if (squares := argument_of(total, "reduce_sum")) is not None:
+        return square_root_of(seen_through(squares))
+    step = seen_through(total).step
+    is_dot = step.kind == "dot_general" and not total.shape
+    return step.inputs[0] if is_dot and is_same(*step.inputs) else None
+
+
+def applied(function: Callable[..., Any], *inputs: Value | Rewrite) -> Rewrite:
+    """A rewrite that calls `function` with one argument for each of `inputs`.
+
+    For a `Value`, the argument is its array. For a `Rewrite`, the argument is its result.
+    """
+    counts = [1 if isinstance(each, Value) else len(each.operands) for each in inputs]
+
+    def build(*arrays: Array) -> Any:
+        rest, found = iter(arrays), []
+        for each, count in zip(inputs, counts, strict=True):
+            own = itertools.islice(rest, count)
+            build = getattr(each, "build", None)
+            found.append(build(*own) if build is not None else next(own))
+        return function(*found)
+
+    operands = ((each,) if isinstance(each, Value) else each.operands for each in inputs)
+    return Rewrite(tuple(itertools.chain(*operands)), build)
+
+
+def lifted(part: Part, shape: tuple[int, ...]) -> Rewrite:
+    """A rewrite that broadcasts the value of a part to `shape`."""
+    return applied(lambda x: broadcast(x, part.axes, shape), part.value)
+
+
+def product_of(parts: Sequence[Part], shape: tuple[int, ...]) -> Rewrite:
+    """A rewrite that computes the product of factors. Without factors its result is None."""
+
+    def product(*arrays: Array) -> Array | None:
+        powers = map(stable.power_of, arrays, (part.number for part in parts))
+        return functools.reduce(jnp.multiply, powers) if parts else None
+
+    return applied(product, *(lifted(part, shape) for part in parts))
+
+
+def sum_of(parts: Sequence[Part], shape: tuple[int, ...]) -> Rewrite:
+    """A rewrite that computes the sum of terms. Without terms its result is None."""
+
+    def total(*arrays: Array) -> Array | None:
+        terms = map(scaled, (part.number for part in parts), arrays)
+        return functools.reduce(jnp.add, terms) if parts else None
+
+    return applied(total, *(lifted(part, shape) for part in parts))
+
+
+@dataclasses.dataclass(frozen=True)
+class Exponential:
+    """The product `number * weights * exp(exponents)`.
+
+    - `exponents`: terms of the exponent. If there are none, the exponent is zero.
+    - `weights`: factors of any sign.
+    - `masks`: pairs of a Boolean condition and a value, True or False. The product is zero wherever
+      a condition does not have its value.
+    """
+
+    number: float
+    exponents: tuple[Part, ...] = ()
+    weights: tuple[Part, ...] = ()
+    masks: tuple[tuple[Part, bool], ...] = ()
+
+    @property
+    def may_underflow(self) -> bool:
+        """Returns True if there is an exponent, and no maximum is subtracted from it."""
+        return bool(self.exponents) and not any(shifted_by_maximum(x.value) for x in self.exponents)
+
+    @property
+    def may_overflow(self) -> bool:
+        is_bounded = all(is_at_most_zero(part.value) for part in self.exponents if part.number > 0)
+        return self.may_underflow and not is_bounded
+
+    def split(self, shape: tuple[int, ...]) -> Rewrite:
+        """A rewrite that computes the exponent and the weight.
+
+        None stands for an exponent of zero, and for a weight of one.
+        """
+
+        def masked(y: Array, w: Array | None, *conditions: Array) -> tuple[Array, Array | None]:
+            for condition, (_, is_kept) in zip(conditions, self.masks, strict=True):
+                condition = condition if is_kept else ~condition
+                y = jnp.where(condition, y, -jnp.inf)
+                w = None if w is None else jnp.where(condition, w, 0)
+            return y, w
+
+        masks = (lifted(mask, shape) for mask, _ in self.masks)
+        y, w = sum_of(self.exponents, shape), product_of(self.weights, shape)
+        return applied(masked, y, w, *masks)
+
+
+@dataclasses.dataclass(frozen=True)
+class SumOfExponentials:
+    """A sum `number * sum(term, reduced)`, where no maximum is subtracted from the exponents.
+
+    As a term of an outer sum, it is treated as one exponential, whose exponent is the logarithm of
+    the inner sum.
+
+    - `inner`: shape of `term`.
+    - `reduced`: the axes that are summed.
+    - `axes`: `Axes` of the inner sum in the outer sum.
+    """
+
+    number: float
+    term: Exponential
+    inner: tuple[int, ...]
+    reduced: tuple[int, ...]
+    axes: Axes
+    weights = ()
+    may_underflow = may_overflow = True
+
+    def split(self, shape: tuple[int, ...]) -> Rewrite:
+        def log_of_sum(split: tuple[Array, None]) -> tuple[Array, None]:
+            large, terms = stable.shifted_along(*split, self.reduced)
+            total = jnp.sum(terms, axis=self.reduced)
+            # If all exponents are -inf, the total is zero. Avoid NaN in the gradient.
+            is_zero = total == 0
+            small = jnp.where(is_zero, -jnp.inf, jnp.log(jnp.where(is_zero, 1, total)))
+            log = lax.squeeze(large, self.reduced) + small + math.log(self.term.number)
+            return broadcast(log, self.axes, shape), None
+
+        return applied(log_of_sum, self.term.split(self.inner))
+
+
+def summed_exponential(part: Part) -> SumOfExponentials | None:
+    """Matches a multiple of sum(w exp(y)). The sum is a factor or a term of an outer expression."""
+    if (x := argument_of(part.value, "reduce_sum")) is None:
+        return None
+    term, reduced = exponential_of(factors_of(x)), seen_through(part.value).step.params["axes"]
+    if not term.may_underflow or term.number <= 0:
+        return None
+    return SumOfExponentials(part.number, term, x.shape, reduced, part.axes)
+
+
+def exponential_of(product: Parts) -> Exponential:
+    """Sorts the factors of a product into exponentials exp(y), weights and masks."""
+    constant, exponents, weights, masks = product.constant, [], [], []
+    weights_of_masks = []
+    rest = list(product.parts[::-1])
+    while rest:
+        part = rest.pop()
+        if (found := exponent_of(part.value)) is not None:
+            y, scale = found
+            exponents.append(dataclasses.replace(part, value=y, number=scale * part.number))
+        elif part.number == 1 and (masked := _masked_exponential(part.value)) is not None:
+            inner, mask, is_kept = masked
+            constant *= inner.constant
+            rest += placed(inner.parts[::-1], part.axes)
+            masks.append((*placed((mask,), part.axes), is_kept))
+        elif part.number == 1 and (condition := _condition_of(part.value)) is not None:
+            masks.append((*placed((condition,), part.axes), True))
+            weights_of_masks.append(part)
+        else:
+            weights.append(part)
+    if not exponents:
+        return Exponential(constant, (), (*weights, *weights_of_masks))
+    return Exponential(constant, tuple(exponents), tuple(weights), tuple(masks))
+
+
+def _condition_of(value: Value) -> Part | None:
+    """Returns the condition if `value` is a Boolean array cast to numbers, otherwise None."""
+    condition = argument_of(value, "convert_element_type")
+    if condition is None or condition.dtype != bool:
+        return None
+    return Part(1.0, *unbroadcast(condition))
+
+
+def _masked_exponential(value: Value) -> tuple[Parts, Part, bool] | None:
+    """Matches where(mask, exp(y), 0) or where(mask, 0, exp(y)).
+
+    **Returns:** the product that contains exp(y), the mask, and the value of the mask, True or
+    False, for which the product is selected.
+    """
+    step = seen_through(value).step
+    if step.kind != "select_n" or step.inputs[0].dtype != bool:
+        return None
+    condition, *branches = step.inputs
+    if len(branches) != 2 or condition.shape != value.shape:
+        return None
+    for kept, zero in ((1, 0), (0, 1)):
+        if constant_of(branches[zero]) == 0:
+            product = factors_of(branches[kept])
+            if any(exponent_of(part.value) is not None for part in product.parts):
+                return product, Part(1.0, *unbroadcast(condition)), bool(kept)
+    return None
+
+
+def exponent_of(value: Value) -> tuple[Value, float] | None:
+    """Returns `(y, scale)` if `value` is `exp(scale * y)`, otherwise None.
+
+    Powers of any constant base are matched.
+    """
+    if (y := argument_of(value, "exp")) is not None:
+        return y, 1.0
+    if (y := argument_of(value, "exp2")) is not None:
+        return y, math.log(2)
+    base = argument_of(value, "pow")
+    number = constant_of(base) if base is not None else None
+    if number is not None and 0 < number < math.inf and number != 1:
+        return seen_through(value).step.inputs[1], math.log(number)
+    return None
+
+
+def exponentials_in(total: Parts) -> list[Exponential | SumOfExponentials]:
+    """Converts each term of a sum to an exponential or a sum of exponentials."""
+    terms: list[Exponential | SumOfExponentials] = []
+    for product in map(factors_in, total.parts):
+        found = None
+        if [part.number for part in product.parts] == [1] and product.constant > 0:
+            part = dataclasses.replace(product.parts[0], number=product.constant)
+            found = summed_exponential(part)
+        is_plain = found is not None and found.term.may_overflow and not found.term.weights
+        terms.append(found if found and is_plain else exponential_of(product))
+    if total.constant:
+        terms.append(Exponential(total.constant))
+    return terms
+
+
+def shifted_terms(
+    terms: Sequence[Exponential | SumOfExponentials], shape: tuple[int, ...]
+) -> Rewrite:
+    """A rewrite that computes `shifted` for terms. At least one term must have an exponent."""
+
+    def shift(*pairs: tuple[Array | None, Array | None]) -> tuple[Array, list[Array]]:
+        zero = jnp.zeros_like(next(y for y, _ in pairs if y is not None))
+        ws = [
+            w if term.number == 1 else term.number if w is None else scaled(term.number, w)
+            for term, (_, w) in zip(terms, pairs, strict=True)
+        ]
+        return stable.shifted([zero if y is None else y for y, _ in pairs], ws)
+
+    return applied(shift, *(term.split(shape) for term in terms))
+
+
+def shifted_by_maximum(y: Value) -> bool:
+    """Returns True if a maximum is subtracted in `y`, as in `x - max(x)` or `x - maximum(x, z)`."""
+    terms = terms_of(y).parts
+    for part in terms:
+        if part.number < 0 and _is_maximum(part.value):
+            return True
+        if part.number < 0 and part.value.step.kind == "max":
+            among = _elements_of_maximum(part.value)
+            if any(is_same(each, other.value) for each in among for other in terms):
+                return True
+    return False
+
+
+def _elements_of_maximum(value: Value) -> list[Value]:
+    step = seen_through(value).step
+    if step.kind != "max":
+        return [value]
+    return [each for value in step.inputs for each in _elements_of_maximum(value)]
+
+
+def _is_maximum(value: Value, depth: int = 4) -> bool:
+    value = seen_through(value)
+    if depth == 0 or value.step.kind in ("reduce_max", "pmax", "cummax"):
+        return depth > 0
+    passed_on = ("max", "select_n", "broadcast_in_dim", "reshape", "squeeze", "stop_gradient")
+    inputs = value.step.inputs if value.step.kind in passed_on else ()
+    return any(_is_maximum(each, depth - 1) for each in inputs)
+
+
+def is_at_most_zero(y: Value) -> bool:
+    """Returns True if `y` is never positive, such as -|x| - x². Then exp(y) cannot overflow."""
+    total = terms_of(y)
+    sizes = ("abs", "square", "exp", "sqrt", "reduce_max")
+    return total.constant <= 0 and all(
+        part.number < 0 and _is_size(part.value, sizes) for part in total.parts
+    )
+
+
+def _is_size(value: Value, kinds: tuple[str, ...]) -> bool:
+    step = value.step
+    is_even_power = step.kind == "integer_pow" and step.params["y"] % 2 == 0
+    return step.kind in kinds or is_even_power or square_root_of(value) is not None
+
+
+def is_positive(y: Value) -> bool:
+    """Returns True if `y` is a positive constant plus terms that are never negative.
+
+    An example is 1 + exp(x).
+    """
+    total = terms_of(y)
+    sizes = ("abs", "square", "exp", "cosh", "logistic", "sqrt")
+    return total.constant > 0 and all(
+        part.number > 0 and _is_size(part.value, sizes) for part in total.parts
+    )

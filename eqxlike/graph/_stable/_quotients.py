@@ -4,45 +4,45 @@ import dataclasses
 import functools
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax.numpy as jnp
 from jax import Array, lax
 
 from . import _replacements as stable
 from ._expressions import (
-    Axes,
     Part,
     Parts,
     Step,
     Value,
-    argument_of,
     broadcast,
     factors_of,
     key_of,
     merged,
     placed,
     seen_through,
+    terms_in,
     terms_of,
 )
-from ._functions import (
+from ._patterns import (
     Exponential,
+    Formula,
+    SumOfExponentials,
+    Table,
     applied,
     exponential_of,
     exponentials_in,
+    first_match,
     lifted,
-    power_of,
+    match,
     product_of,
     rewritten,
-    shifted_along,
-    shifted_in_quotient,
     shifted_terms,
+    sigmoid_of,
     sum_of,
-    times,
-    weighted_exp,
+    summed_exponential,
 )
-from ._patterns import Formula, match, sigmoid_of
-from ._replacements import scaled, single
+from ._replacements import scaled, single, times, weighted_exp
 from ._rewrite import Rewrite
 
 Split = tuple[Any, Any]
@@ -57,9 +57,8 @@ def quotient_of_exponentials(step: Step) -> Rewrite | None:
     if not terms_of(value).constant and (found := sigmoid_of(value)) is not None:
         y, scale = found
         return Rewrite((y,), lambda y: stable.sigmoid(scaled(scale, y)))
-    for formula, function in TANHS:
-        if (tanh := match(formula, value)) is not None:
-            return rewritten(tanh, function, value.shape)
+    if (tanh := rewritten(TANHS, value, value.shape)) is not None:
+        return tanh
     product = factors_of(value)
     for total in product.parts:
         if total.number >= 0:
@@ -71,7 +70,7 @@ def quotient_of_exponentials(step: Step) -> Rewrite | None:
     return None
 
 
-TANHS: tuple[tuple[Formula, Formula], ...] = (
+TANHS: Table = (
     (lambda y: (lax.exp(y) - 1) / (lax.exp(y) + 1), lambda y: stable.tanh(y / 2)),
     (lambda y: lax.sinh(y) / lax.cosh(y), stable.tanh),
 )
@@ -79,12 +78,10 @@ TANHS: tuple[tuple[Formula, Formula], ...] = (
 
 def _multiplied_sigmoid(value: Value, above: Parts, below: Part) -> Rewrite | None:
     """Matches a / (1 + exp(-y)) and a exp(y) / (n exp(y) + m exp(z))."""
-    shape, total = value.shape, terms_of(below.value)
-    found = exponentials_in(dataclasses.replace(total, parts=placed(total.parts, below.axes)))
+    shape = value.shape
+    found = exponentials_in(terms_in(dataclasses.replace(below, number=1.0)))
     terms = [term for term in found if isinstance(term, Exponential) and not term.masks]
-    if len(found) != len(terms) or len(terms) != 2:
-        return None
-    if any(term.weights or term.number <= 0 for term in terms):
+    if len(found) != 2 or len(terms) != 2 or any(x.weights or x.number <= 0 for x in terms):
         return None
     own, top = [_keys(term.exponents) for term in terms], exponential_of(above)
     keys = _keys(top.exponents)
@@ -106,9 +103,12 @@ def _multiplied_sigmoid(value: Value, above: Parts, below: Part) -> Rewrite | No
 
 def _softmax(value: Value, above: Parts, below: Part) -> Rewrite | None:
     """Matches w exp(y) / sum(w exp(y)). The rewrite subtracts the largest exponent."""
-    total = _reduced(below.value)
-    kept = [axis for axis in range(len(value.shape)) if total and axis not in total.axes]
-    if total is None or total.shape != value.shape or [i for i in below.axes if i >= 0] != kept:
+    total, shape = summed_exponential(below), value.shape
+    if total is None or total.inner != shape:
+        return None
+    if [i for i in below.axes if i >= 0] != [
+        i for i in range(len(shape)) if i not in total.reduced
+    ]:
         return None
     top = exponential_of(above)
     if _alike(top) != _alike(total.term) or _keys(top.weights) != _keys(total.term.weights):
@@ -117,33 +117,10 @@ def _softmax(value: Value, above: Parts, below: Part) -> Rewrite | None:
 
     def build(split: Split) -> Array:
         y, w = split
-        terms = weighted_exp(shifted_in_quotient(y, w, total.axes), w)
-        return scaled(scale, terms / jnp.sum(terms, axis=total.axes, keepdims=True))
+        terms = weighted_exp(stable.shifted_in_quotient(y, w, total.reduced), w)
+        return scaled(scale, terms / jnp.sum(terms, axis=total.reduced, keepdims=True))
 
-    return applied(build, top.split(value.shape))
-
-
-class _Reduced(NamedTuple):
-    """A sum of exponentials along axes, where no maximum is subtracted from the exponents.
-
-    - `term`: the exponentials that are summed.
-    - `shape`: shape of `term`.
-    - `axes`: the axes that are summed.
-    """
-
-    term: Exponential
-    shape: tuple[int, ...]
-    axes: Axes
-
-
-def _reduced(value: Value) -> _Reduced | None:
-    terms = argument_of(value, "reduce_sum")
-    if terms is None:
-        return None
-    term = exponential_of(factors_of(terms))
-    if not term.may_underflow or not term.number > 0:
-        return None
-    return _Reduced(term, terms.shape, seen_through(value).step.params["axes"])
+    return applied(build, top.split(shape))
 
 
 def _alike(term: Exponential) -> tuple[set[Any], set[Any]]:
@@ -161,12 +138,10 @@ def _weighted_mean(value: Value, above: Parts, below: Part) -> Rewrite | None:
 
     The numerator may also be a matrix product, as in attention.
     """
-    total = _reduced(below.value)
-    if total is None:
-        return None
-    places = ((part, _place_of_terms(part, below, total)) for part in above.parts)
+    total = summed_exponential(below)
+    places = ((part, _place_of_terms(part, total)) for part in above.parts if total is not None)
     found = next(((part, place) for part, place in places if place is not None), None)
-    if found is None:
+    if total is None or found is None:
         return None
     part, place = found
     step, shape = seen_through(part.value).step, value.shape
@@ -177,18 +152,18 @@ def _weighted_mean(value: Value, above: Parts, below: Part) -> Rewrite | None:
 
     def build(below_split: Split, above_split: Split, factor: Array | None, *extra: Array) -> Array:
         y, w = below_split
-        y = shifted_in_quotient(y, w, total.axes)
+        y = stable.shifted_in_quotient(y, w, total.reduced)
         terms, above_terms = weighted_exp(y, w), weighted_exp(y, above_split[1])
         mean = step.eqn.primitive.bind(*extra[:place], above_terms, *extra[place:], **step.params)
         mean = broadcast(mean, part.axes, shape)
-        mean = mean / broadcast(jnp.sum(terms, axis=total.axes), below.axes, shape)
+        mean = mean / broadcast(jnp.sum(terms, axis=total.reduced), below.axes, shape)
         return scaled(scale, times(mean, factor))
 
-    splits = (each.split(total.shape) for each in (total.term, term))
+    splits = (each.split(total.inner) for each in (total.term, term))
     return applied(build, *splits, product_of(others, shape), *extra)
 
 
-def _place_of_terms(part: Part, below: Part, total: _Reduced) -> int | None:
+def _place_of_terms(part: Part, total: SumOfExponentials) -> int | None:
     """Finds v w exp(y) in the numerator of a weighted mean.
 
     `part` is a sum or matrix product. Returns the index of the input of `part` that is v w exp(y)
@@ -206,7 +181,7 @@ def _place_of_terms(part: Part, below: Part, total: _Reduced) -> int | None:
             lies = _rows_of_dot(x, step.inputs[1 - place], place, contracted, batch)
             rows = tuple(part.axes[i] for i in lies)
         term = exponential_of(factors_of(x))
-        is_alike = (x.shape, axes, rows) == (total.shape, total.axes, below.axes)
+        is_alike = (x.shape, axes, rows) == (total.inner, total.reduced, total.axes)
         if is_alike and _alike(term) == _alike(total.term):
             return place
     return None
@@ -242,7 +217,7 @@ def _shifted_quotient(value: Value, above: Parts, below: Part) -> Rewrite | None
     """Matches a exp(x) / (n exp(y) + m exp(z)) ** k. The rewrite subtracts the largest exponent."""
     power = -below.number
     top, shape, inner = exponential_of(above), value.shape, below.value.shape
-    if (total := _reduced(below.value)) is not None:
+    if (total := summed_exponential(below)) is not None:
         terms = [total.term] if total.term.may_overflow else []
     else:
         terms = exponentials_in(terms_of(below.value))
@@ -258,16 +233,16 @@ def _shifted_quotient(value: Value, above: Parts, below: Part) -> Rewrite | None
         if w is None and abs(above.constant) > 2:
             w = jnp.ones_like(y)
         found = weighted_exp(y, above.constant if w is None else scaled(above.constant, w))
-        return found / power_of(divided, power)
+        return found / stable.power_of(divided, power)
 
     if total is not None:
-        term, _, axes = total
+        term, axes = total.term, total.reduced
 
         def along(split: Split) -> tuple[Array, Array]:
-            large, exps = shifted_along(*split, axes)
+            large, exps = stable.shifted_along(*split, axes)
             return lax.squeeze(large, axes), scaled(term.number, jnp.sum(exps, axis=axes))
 
-        divisor = applied(along, term.split(total.shape))
+        divisor = applied(along, term.split(total.inner))
     else:
         terms = shifted_terms(terms, inner)
         divisor = applied(lambda found: (found[0], functools.reduce(jnp.add, found[1])), terms)
@@ -308,12 +283,10 @@ def quotient_at_zero(step: Step) -> Rewrite | None:
 
 
 def _over_power_of(part: Part, product: Parts, shape: tuple[int, ...]) -> Rewrite | None:
-    rows = AT_ZERO if abs(part.number) == 1 else ()
-    matches = ((match(row[0], part.value), row) for row in rows)
-    found = next(((found, row) for found, row in matches if found is not None), None)
-    if found is None:
+    row = first_match(AT_ZERO, part.value) if abs(part.number) == 1 else None
+    if row is None:
         return None
-    (factor, holes), (_, function, order, number) = found
+    (factor, holes), function, order, number = row
     (hole,) = placed(holes, part.axes)
     y, rate = hole.value, hole.number
     sign, inner = int(part.number), factors_of(y)

@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -302,6 +302,80 @@ def single(array: Array) -> Array:
 def finite(large: Array) -> Array:
     """Replaces infinities and NaN by zero, because inf - inf would be NaN."""
     return jnp.where(jnp.isfinite(large), large, 0)
+
+
+def times(x: Array, weight: Array | None) -> Array:
+    return x if weight is None else x * weight
+
+
+def power_of(x: Array, number: float) -> Array:
+    match number:
+        case 1:
+            return x
+        case -1:
+            return 1 / x
+        case 0.5:
+            return jnp.sqrt(x)
+        case -0.5:
+            return lax.rsqrt(x)
+    return lax.integer_pow(x, int(number)) if number == int(number) else x**number
+
+
+def shifted(ys: Sequence[Array], ws: Sequence[Array | float | None]) -> tuple[Array, list[Array]]:
+    """Divides terms w exp(y) by the largest |w| exp(y), without overflow.
+
+    **Returns:** the logarithm of the largest |w| exp(y), and for each term the quotient.
+    """
+    sizes = [_log_size(y, w) for y, w in zip(ys, ws, strict=True)]
+    large = finite(lax.stop_gradient(functools.reduce(jnp.maximum, sizes)))
+    return large, [weighted_exp(y - large, w) for y, w in zip(ys, ws, strict=True)]
+
+
+def shifted_along(y: Array, w: Array | None, axes: Sequence[int]) -> tuple[Array, Array]:
+    """Computes `shifted` for the terms along `axes` of one array.
+
+    The returned logarithm keeps these axes with length one.
+    """
+    large = largest_along(y, w, axes)
+    return large, weighted_exp(y - large, w)
+
+
+def shifted_in_quotient(y: Array, w: Array | None, axes: Sequence[int]) -> Array:
+    """Subtracts the largest exponent from all exponents of a quotient, such as a softmax.
+
+    The subtraction does not change the value of the quotient. Without weights, the subtracted
+    maximum is differentiated too, so the largest term has the constant value 1. This matters if a
+    softmax `p` rounds to 1. The gradient of `p` is then computed from the smaller terms, and not
+    from `1 - p`, which would be 0.
+    """
+    if w is not None:
+        return y - largest_along(y, w, axes)
+    return y - finite(jnp.max(y, axis=axes, keepdims=True, initial=-jnp.inf))
+
+
+def largest_along(y: Array, w: Array | None, axes: Sequence[int]) -> Array:
+    size = _log_size(y, w)
+    return finite(lax.stop_gradient(jnp.max(size, axis=axes, keepdims=True, initial=-jnp.inf)))
+
+
+def _log_size(y: Array, w: Array | float | None) -> Array:
+    if w is None:
+        return y
+    return y + (jnp.log(jnp.abs(w)) if isinstance(w, Array) else math.log(abs(w)))
+
+
+def weighted_exp(y: Array, w: Array | float | None) -> Array:
+    if not isinstance(w, Array):
+        return jnp.exp(y) if w is None else w * jnp.exp(y)
+    # If the exponential alone underflows, its product with a large weight may still be nonzero. So
+    # multiply the weight by the root of the exponential twice.
+    root = jnp.exp(finite_where_zero(y, w) / 2)
+    return (w * root) * root
+
+
+def finite_where_zero(y: Array, w: Array) -> Array:
+    """Limits the exponent `y` where the weight `w` is zero, so that no derivative is NaN."""
+    return jnp.where(w == 0, jnp.minimum(y, math.log(float(jnp.finfo(y.dtype).max)) / 2), y)
 
 
 def digits(small: Array, *sign: Array) -> tuple[Array, ...]:
