@@ -1,5 +1,5 @@
-"""What runs side by side on Equinox and on eqxlike: tests that take the library as `eqx`, and short
-programs with what each of the two came to.
+"""Helpers for tests that run on Equinox and on eqxlike: a parametrisation of the argument `eqx`,
+and short programs whose outputs are compared.
 """
 
 import warnings
@@ -23,16 +23,16 @@ Program = Callable[[Any], Any]
 
 
 class Programs(dict[str, Program]):
-    """Programs by name, each a function that takes the library and returns plain values.
+    """Programs by name. A program is a function of the library that returns plain values.
 
-    `differences` says of some programs why the two libraries differ in them on purpose.
+    `differences` maps the name of a program to the reason why the two libraries differ.
     """
 
     def __init__(self) -> None:
         self.differences: dict[str, str] = {}
 
     def add(self, function: Any = None, *, differs: str = "") -> Any:
-        """Adds a program under its own name; a decorator, with `differs=` or without."""
+        """Adds a program under its own name. Used as a decorator, with or without `differs=`."""
         if function is None:
             return lambda function: self.add(function, differs=differs)
         name = function.__name__
@@ -44,7 +44,7 @@ class Programs(dict[str, Program]):
 
 
 class Output(NamedTuple):
-    """What a program returned, or the type of what it raised, and the types of its warnings."""
+    """The value that a program returned or the type of its error, and the types of warnings."""
 
     returned: Any
     raised: type[BaseException] | None
@@ -58,7 +58,7 @@ def output(program: Program, library: Any) -> Output:
         try:
             returned, raised = program(library), None
         except NameError:
-            # Of the program itself: it would come to the same on anything.
+            # A mistake in the program, which would raise the same error on both libraries.
             raise
         except Exception as error:
             returned, raised = None, type(error)
@@ -66,7 +66,7 @@ def output(program: Program, library: Any) -> Output:
 
 
 def error_of(function: Callable[..., Any], *args: Any, **kwargs: Any) -> str:
-    """The name of the class of what the call raises."""
+    """The name of the class of the error that the call raises."""
     try:
         function(*args, **kwargs)
     except Exception as error:
@@ -75,7 +75,7 @@ def error_of(function: Callable[..., Any], *args: Any, **kwargs: Any) -> str:
 
 
 def plain(tree: Any) -> Any:
-    """A pytree with every leaf as a pair of what it is and what it holds."""
+    """Replaces each leaf of a pytree by a pair of its type and its value."""
     return jtu.tree_map(_describe, tree)
 
 

@@ -1,4 +1,4 @@
-"""`make test ARGS=--changed`: the tests that the changes since the branch main can break."""
+"""`make test ARGS=--changed`: the tests that the changes since the branch `main` can break."""
 
 import functools
 import importlib
@@ -7,7 +7,7 @@ import subprocess
 from typing import Any
 
 FOLDERS = {"export": "ship", "transfers": "ship", "compilation_cache": "ship"}
-"""Folders of `tests/` that have another name than the part of the package that they test."""
+"""Maps a part of the package to the folder of its tests, if their names differ."""
 
 
 def is_to_run(path: pathlib.Path, root: pathlib.Path) -> bool:
@@ -22,10 +22,10 @@ def _names(root: pathlib.Path) -> set[str] | None:
 
 
 def folders_to_run(files: list[str]) -> set[str] | None:
-    """The folders and files of `tests/` that changes of these files can break; `None` for all.
+    """The folders and files of `tests/` that changes to `files` can break. `None` means all.
 
-    A change of a part of the package can break that part and every part that imports it, directly
-    or through others.
+    A change can break the changed part of the package, and every part that imports it directly or
+    indirectly.
     """
     grimp: Any = importlib.import_module("grimp")
     graph = grimp.build_graph("eqxlike", exclude_type_checking_imports=True)

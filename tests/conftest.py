@@ -1,5 +1,5 @@
-"""The strict run: two CPU devices, no silent dtype or rank promotion, no key used twice, warnings
-are errors.
+"""Strict settings: two CPU devices, errors for dtype and rank promotion, for reused keys and for
+warnings.
 """
 
 import faulthandler
@@ -14,22 +14,23 @@ import zlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
-# Set before JAX starts, in the environment: processes of tests inherit it.
+# Set in the environment before JAX is imported, so that subprocesses of tests inherit the flags.
 os.environ.setdefault("XLA_FLAGS", "")
 if "xla_force_host_platform_device_count" not in os.environ["XLA_FLAGS"]:
     os.environ["XLA_FLAGS"] += " --xla_force_host_platform_device_count=2"
-# The suite compiles more than it runs. These flags halve the time of compilation. The last flag
-# saves most, but newer JAX refuses it. A level in XLA_FLAGS takes precedence (`.ci/run` sets one).
+# The suite spends most of its time in compilation. These flags halve that time. The last flag
+# saves the most, but newer versions of JAX refuse it. An optimisation level in XLA_FLAGS takes
+# precedence (`.ci/run` sets one).
 if "xla_backend_optimization_level" not in os.environ["XLA_FLAGS"]:
     os.environ["XLA_FLAGS"] += " --xla_backend_optimization_level=0"
     os.environ["XLA_FLAGS"] += " --xla_cpu_parallel_codegen_split_count=1"
     if importlib.metadata.version("jaxlib").startswith("0.10."):
         os.environ["XLA_FLAGS"] += " --xla_cpu_use_fusion_emitters=false"
 
-# One thread of BLAS: on busy cores, two threads took sixty times as long. A plugin has imported
-# NumPy already, which no longer reads the environment.
+# BLAS uses one thread: on busy cores, two threads took sixty times as long. `threadpoolctl` is
+# needed because a pytest plugin imports NumPy earlier, which then ignores the environment.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-if importlib.util.find_spec("threadpoolctl"):  # scikit-learn brings it
+if importlib.util.find_spec("threadpoolctl"):  # scikit-learn requires it
     importlib.import_module("threadpoolctl").threadpool_limits(1, "blas")
 
 # Workers and later runs share compiled programs. The cache distinguishes versions of JAX. JAX
@@ -55,8 +56,9 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_debug_key_reuse", True)
 
-# No deadline: only the first example of a test compiles. In CI every run draws the same examples:
-# a failure belongs to the change. `.ci/run` passes --hypothesis-profile=thorough.
+# No deadline, because the first example of a test compiles. In CI every run draws the same
+# examples, so that only a change can cause a failure. `.ci/run --whole` passes
+# --hypothesis-profile=thorough.
 for profile, max_examples in {"quick": 30, "thorough": 100}.items():
     hypothesis.settings.register_profile(
         profile, max_examples=max_examples, deadline=None, derandomize="CI" in os.environ
@@ -86,7 +88,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
         session.exitstatus = pytest.ExitCode.OK
 
 
-# The longest files start first: no worker is left with one at the end.
+# The longest files start first, so that no worker starts one of them at the end.
 LONGEST = (
     "tests/pages/test_docstrings.py",
     "tests/pages/test_pages.py",
@@ -113,14 +115,14 @@ def pytest_configure(config: pytest.Config) -> None:
         for each in folder.iterdir():
             each.unlink(missing_ok=True)
     else:
-        # Open until the process ends.
+        # The file stays open until the process ends.
         faulthandler.enable(open(folder / worker, "w"))  # noqa: SIM115
 
 
 def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> None:
-    """Shows at the end where a process crashed."""
+    """Prints the stacks of crashed processes."""
     runners = ("/_pytest/", "/pluggy/", "/xdist/", "/execnet/", "Extension modules:")
     for path in sorted(config.stash[CRASHES].iterdir()):
         if stacks := path.read_text():
@@ -164,8 +166,8 @@ def forget_programs() -> None:
     """Clears the programs of JAX and freezes the heap.
 
     JAX keeps 1.7 MB for each compiled program, and compiles half as fast after a thousand programs.
-    Garbage collections skip frozen objects: with the whole heap, each collection of a test would
-    take half a second. Frozen garbage is collected after `MOST_SINCE_FROZEN` programs.
+    Garbage collection skips frozen objects. Without freezing, each collection in a test would take
+    half a second. Frozen garbage is collected after `MOST_SINCE_FROZEN` programs.
     """
     programs["held"] = 0
     jax.clear_caches()
@@ -178,7 +180,7 @@ def forget_programs() -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def young_heap() -> None:
-    # Small files use programs of the files before them: a tenth fewer programs in total.
+    # Small files share programs with earlier files, which saves a tenth of all programs.
     if programs["held"] > MOST_PROGRAMS // 2:
         forget_programs()
 
@@ -198,9 +200,10 @@ def getkey(request: pytest.FixtureRequest) -> Callable[[], jax.Array]:
 
 @pytest.fixture
 def ctrl_c() -> Iterator[Callable[[], None]]:
-    """A function that sends SIGINT to Python's own handler.
+    """A function that simulates Ctrl-C.
 
-    A shell ignores SIGINT in its background processes.
+    The fixture restores Python's handler of SIGINT, because a shell disables SIGINT in background
+    processes.
     """
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield lambda: signal.raise_signal(signal.SIGINT)
@@ -210,15 +213,15 @@ def ctrl_c() -> Iterator[Callable[[], None]]:
 
 @pytest.fixture
 def plain_dispatch() -> Iterator[None]:
-    """Disables the check for reused keys, which makes JAX dispatch calls in Python."""
+    """Disables the check for reused keys. The check makes JAX dispatch calls in Python."""
     with jax.debug_key_reuse(False):
         yield
 
 
 @pytest.fixture
 def compiles_alone() -> Iterator[None]:
-    """Disables writes to the compilation cache, which are not atomic: another thread could read a
-    partial entry.
+    """Disables writes to the compilation cache. Writes are not atomic, so another thread could read
+    a partial entry.
     """
     before = jax.config.jax_persistent_cache_min_compile_time_secs
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 1e6)

@@ -1,4 +1,4 @@
-"""How many examples a test with hypothesis takes where 100, or a third of it, are too many."""
+"""Settings of hypothesis for tests with fewer examples than the profile."""
 
 import math
 from typing import Any
@@ -7,8 +7,8 @@ import hypothesis
 
 
 def at_most(number: int, **options: Any) -> hypothesis.settings:
-    """Settings for a test of `number` examples in the profile `thorough`, in others for as large a
-    part of it as the profile takes of 100.
+    """Settings with `number` examples in the profile `thorough`, and proportionally fewer in other
+    profiles.
     """
     share = hypothesis.settings.default.max_examples / 100
     return hypothesis.settings(max_examples=math.ceil(number * share), **options)

@@ -1,13 +1,14 @@
-"""Mutants: small mistakes made in the package on purpose, and which tests find each of them.
+"""Mutation tests: makes small mistakes in the package, and lists the tests that find them.
 
-    make mutants                                  # the committed set again, first failure only
+    make mutants                                  # the committed set, up to the first failure
     make mutants ARGS="--seed 4 --count 120 --all --out table.json"
 
-The suite runs once under coverage, which says which tests execute which line (`--coverage` keeps
-that run, or takes an earlier one). Each mutant then changes one expression in a copy of the tree
-and runs the tests that execute the line, the quickest first, until one fails or `--budget-s` is
-used up. A mutant that no test can find because the program still does the same is named equivalent
-by hand, in the table: `"equivalent": "why"`. A later run keeps those words.
+The script first runs the suite under coverage, to record which tests execute each line. The option
+`--coverage` is the folder of this record; an existing record is used again. A mutant changes one
+expression in a copy of the tree. The script runs the tests that execute the expression, the fastest
+first, until one fails or the tests would take longer than `--budget-s`. If a mutant does not change
+the behaviour of the program, add `"equivalent": "reason"` to its row in the table. Later runs keep
+this entry.
 """
 
 import argparse
@@ -52,11 +53,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--seed", type=int, default=3)
     parser.add_argument("--count", type=int, default=60)
-    parser.add_argument("--all", action="store_true", help="go on after the first failure")
-    parser.add_argument("--budget-s", type=float, default=240, help="of tests, for one mutant")
+    parser.add_argument("--all", action="store_true", help="continue after the first failure")
+    parser.add_argument("--budget-s", type=float, default=240, help="time of all tests of a mutant")
     parser.add_argument("--workers", type=int, default=os.cpu_count())
     parser.add_argument("--coverage", type=pathlib.Path, default=".pytest_cache/mutants")
-    parser.add_argument("--only", help="mutants whose name matches this regular expression")
+    parser.add_argument("--only", help="regular expression of the names of mutants to run")
     parser.add_argument("--out", type=pathlib.Path, default="tests/mutants.json")
     options = parser.parse_args()
 
@@ -108,7 +109,7 @@ class Mutant:
 
 
 def draw(root: pathlib.Path, seed: int, count: int) -> list[Mutant]:
-    """Mutants by seed: two from each part, the others from anywhere with equal chances."""
+    """Draws random mutants: two from each part of the package, the others from all parts."""
     chance = random.Random(seed)
     by_part = {}
     for part in PARTS:
@@ -123,7 +124,7 @@ def draw(root: pathlib.Path, seed: int, count: int) -> list[Mutant]:
 
 
 def mutants_of(file: pathlib.Path, root: pathlib.Path) -> Iterator[Mutant]:
-    """All mutants of a file whose text still parses: none in annotations, messages, docstrings."""
+    """All mutants of a file, except in annotations, messages and docstrings."""
     source = file.read_bytes()
     starts = [0]
     for line in source.splitlines(keepends=True):
@@ -151,7 +152,7 @@ def executable_nodes(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def changes(node: ast.AST) -> Iterator[str]:
-    """What may stand in the place of a node."""
+    """The replacements of a node, as source."""
     match node:
         case ast.Compare(ops=[operator]):
             yield as_text(node, ops=[SWAPS[type(operator)]()])
@@ -167,7 +168,7 @@ def changes(node: ast.AST) -> Iterator[str]:
             yield str(value + 1)
         case ast.IfExp(body=body, orelse=orelse):
             yield as_text(node, body=orelse, orelse=body)
-        # `strict` checks what the lines above it say: without it nothing is different.
+        # Removing `strict` changes nothing: it only checks what the preceding code ensures.
         case ast.Call(keywords=[*_, ast.keyword(arg=str(name))]) if name != "strict":
             yield as_text(node, keywords=node.keywords[:-1])
         case ast.Return(value=ast.expr() as value) if ast.unparse(value) != "None":
@@ -184,7 +185,7 @@ def as_text(node: ast.expr, **fields) -> str:
 
 
 def record(folder: pathlib.Path) -> None:
-    """Runs the whole suite, and keeps which tests execute which line and what each test takes."""
+    """Runs the whole suite, and saves which tests execute each line and how long they take."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "coveragerc").write_text("[run]\nsource = eqxlike\ndisable_warnings = no-ctracer\n")
     command = [
@@ -196,9 +197,9 @@ def record(folder: pathlib.Path) -> None:
 
 
 def read_record(folder: pathlib.Path) -> tuple[dict[tuple[str, int], set[str]], dict[str, float]]:
-    """The test functions that execute a line, and the seconds of all cases of each function.
+    """The test functions that execute each line, and the total time of each test function.
 
-    A test that did not pass is left out.
+    Leaves out tests that did not pass.
     """
     seconds = collections.Counter()
     failed = set()
@@ -224,7 +225,7 @@ def read_record(folder: pathlib.Path) -> tuple[dict[tuple[str, int], set[str]], 
 
 
 def copy_tree(root: pathlib.Path, to: pathlib.Path) -> pathlib.Path:
-    """What git tracks, and the compilation cache, which all share."""
+    """Copies all files that git tracks, and returns the path of the copy."""
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=root, capture_output=True, check=True)
     for name in listed.stdout.decode().split("\0")[:-1]:
         if (root / name).is_file():
@@ -234,7 +235,7 @@ def copy_tree(root: pathlib.Path, to: pathlib.Path) -> pathlib.Path:
 
 
 def judge(mutant, trees, executed, seconds, budget_s, goes_on) -> dict:
-    """Runs the tests that execute a mutant's lines in a copy of the tree that holds it."""
+    """Applies a mutant to a copy of the tree, and runs the tests that execute its lines."""
     lines = range(mutant.line, mutant.end_line + 1)
     tests = set().union(*(executed.get((mutant.path, line), ()) for line in lines))
     chosen, total = [], 0.0
@@ -263,7 +264,7 @@ def judge(mutant, trees, executed, seconds, budget_s, goes_on) -> dict:
 
 
 def failures(tree: pathlib.Path, tests: list[str], budget_s: float, goes_on: bool) -> list[str]:
-    """The tests that fail; where the run hangs or dies, the one that it did so in as well."""
+    """The tests that fail, including the test in which the process hangs or crashes."""
     (tree / "chosen-tests").write_text("\n".join(tests))
     command = [sys.executable, "-m", "pytest", "-v", "--tb=no", "-p", "no:cacheprovider"]
     command += ["-p", "no:randomly", *([] if goes_on else ["-x"]), "@chosen-tests"]
@@ -280,7 +281,7 @@ def failures(tree: pathlib.Path, tests: list[str], budget_s: float, goes_on: boo
         errors="replace",
         start_new_session=True,
     )
-    # A mutant may be slow, and a cold start is.
+    # The limit is generous, because a mutant may be slow and the first run starts slowly.
     timer = threading.Timer(60 + 2 * budget_s, os.killpg, (process.pid, signal.SIGKILL))
     timer.start()
     found, at = {}, "collection"
@@ -291,7 +292,7 @@ def failures(tree: pathlib.Path, tests: list[str], budget_s: float, goes_on: boo
                 if re.search(r" (FAILED|ERROR)\b", line):
                     found[at] = None
     timer.cancel()
-    # 1: some failed. Anything else but 0: it ended before its end.
+    # Status 1 means that tests failed. Statuses other than 0 and 1 mean a crash or a timeout.
     if process.returncode not in (0, 1):
         found[at] = None
     return list(found)
@@ -311,7 +312,7 @@ def write(options: argparse.Namespace, rows: list[dict]) -> None:
 
 
 def summary(rows: list[dict]) -> str:
-    """A line for each part of the package, and one for all."""
+    """A table with a line for each part of the package, and a line for the total."""
     lines = [f"{'part':12} mutants  found  equivalent  survived  unreached"]
     parts = collections.defaultdict(list)
     for row in rows:

@@ -1,4 +1,4 @@
-"""Loads a script, so that a test may call what it defines."""
+"""Loads a script as a module, so that a test can call its functions."""
 
 import importlib.util
 import pathlib
@@ -8,7 +8,7 @@ EXAMPLES = pathlib.Path(__file__).parents[1] / "examples"
 
 
 def load(path: pathlib.Path, name: str | None = None) -> Any:
-    """What the script at `path` defines; it is not run as the main program."""
+    """The script at `path` as a module. `__name__` is not `"__main__"`."""
     spec = importlib.util.spec_from_file_location(name or path.stem, path)
     assert spec is not None
     assert spec.loader is not None

@@ -27,7 +27,7 @@ HOW_NAMES_WAIT = (
     "from ._names import on_first_use as _on_first_use",
     "from .._names import former_names as _former_names",
     "from ..._names import former_names as _former_names",
-    # A type checker that sees the function accepts any name.
+    # A type checker that sees a module's `__getattr__` accepts any name.
     "if not _typing.TYPE_CHECKING:\n    __getattr__ = _former_names(__name__)",
 )
 
@@ -35,7 +35,7 @@ parsed = functools.cache(ast.parse)
 
 
 def violations(path: str, source: str) -> Iterator[str]:
-    """The rules that the file at `path`, relative to the package, breaks."""
+    """The rules that the file at `path` breaks. `path` is relative to the package."""
     tree = parsed(source)
     if (lines := source.count("\n")) > MAX_LINES:
         yield f"{path}: {lines} lines, at most {MAX_LINES}: look for the second idea in it"
@@ -63,7 +63,7 @@ def _private_of_jax(node: ast.AST) -> str | None:
 
 
 def _imported(node: ast.AST) -> set[str]:
-    """The packages that a statement imports, without relative imports."""
+    """The packages that a statement imports, except in relative imports."""
     if isinstance(node, ast.Import):
         return {each.name.split(".")[0] for each in node.names}
     if isinstance(node, ast.ImportFrom) and node.module and not node.level:
@@ -99,7 +99,7 @@ def _is_reexport(node: ast.AST) -> bool:
 
 
 def _waiting_problems(path: str, branches: ast.If) -> Iterator[str]:
-    """Lazy names that differ between a type checker and Python."""
+    """Lazy names that differ between the branch for type checkers and the branch for Python."""
     imported = [node for node in branches.body if isinstance(node, ast.ImportFrom)]
     modules = [each.name for node in imported if not node.module for each in node.names]
     homes = {each.name: node.module for node in imported if node.module for each in node.names}

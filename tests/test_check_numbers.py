@@ -13,7 +13,7 @@ from eqxlike._dtypes import is_key
 
 
 @pytest.mark.parametrize("value", [3, np.uint8(3), np.array(3), jnp.array(3)])
-def test_whole_number_is_an_int_of_python(value):
+def test_whole_number_becomes_a_python_int(value):
     number = whole_number(value, "size", least=3)
     assert type(number) is int
     assert number == 3

@@ -43,7 +43,7 @@ def test_source_is_deleted_after_the_function():
     filename = add.__code__.co_filename
     assert filename in linecache.cache
     before = len(linecache.cache)
-    # Garbage collection does not change the line cache during an iteration over it.
+    # Garbage collection must not change the line cache during an iteration over it.
     for _ in linecache.cache:
         del add
         gc.collect()
@@ -54,7 +54,7 @@ def test_source_is_deleted_after_the_function():
 
 
 class _TakenByAnother(collections.deque):
-    """Names, the last taken by another thread right after a check that there are names."""
+    """A deque that another thread empties directly after a check that it is not empty."""
 
     def __bool__(self):
         was_there = len(self) > 0

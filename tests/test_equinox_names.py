@@ -31,7 +31,7 @@ NAMES = [
 
 
 def parameters_of(callable_: Any) -> list[tuple[Any, ...]] | None:
-    """Name, kind and default of each parameter; `None` if there is no signature."""
+    """Name, kind and default of each parameter, or `None` if there is no signature."""
     try:
         signature = inspect.signature(callable_)
     except (TypeError, ValueError):
@@ -101,7 +101,7 @@ def test_layers_are_called_with_the_same_parameters():
 
 
 def _bases(value: Any) -> list[type] | None:
-    """The base classes of a class among these; `None` for other values."""
+    """The base classes in a fixed list that a class has, or `None` for other values."""
     bases = (object, BaseException, RuntimeError, ValueError, TypeError)
     return [base for base in bases if issubclass(value, base)] if isinstance(value, type) else None
 

@@ -1,4 +1,4 @@
-"""Modules that `import eqxlike` loads at once, and modules that it loads on first use."""
+"""Modules that `import eqxlike` loads immediately, and modules that it loads on first use."""
 
 import json
 import pickle
@@ -39,7 +39,7 @@ print(json.dumps(found))
 
 @pytest.fixture(scope="module")
 def found() -> dict[str, Any]:
-    """Names and modules that a new process finds in eqxlike."""
+    """The names and modules of eqxlike in a new process."""
     command = [sys.executable, "-c", IMPORTS]
     return json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 

@@ -116,7 +116,7 @@ found["files"] = sorted(
 print(json.dumps(found))
 """
 
-# Names of Equinox, or mistaken names, that eqxlike lacks.
+# Names that eqxlike does not have.
 ABSENT = {
     "import equinox; equinox.nothing": "equinox.nothing",
     "from equinox.nn import Nothing": "equinox.nn.Nothing",
@@ -134,7 +134,7 @@ ABSENT = {
 
 @pytest.fixture(scope="module")
 def found() -> dict[str, Any]:
-    """The findings of a process with eqxlike in place of Equinox."""
+    """The findings of a process that uses eqxlike instead of Equinox."""
     command = [sys.executable, "-c", INSTALLED % json.dumps(list(ABSENT))]
     return json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
@@ -185,7 +185,7 @@ def test_metadata_and_find_spec_describe_the_compatible_equinox(found):
     assert ours != _standing_in.EQUINOX_VERSION
     assert importlib.metadata.version("equinox") == _standing_in.EQUINOX_VERSION
     assert found["others"] == importlib.metadata.version("jax")
-    # Of `find_spec`: two existing modules and two others.
+    # `find_spec` finds two existing modules and not the two others.
     assert found["found"] == [True, True, False, False]
 
 

@@ -1,4 +1,4 @@
-"""Modes that are wrong in every way that a comparison has to find, among some that are right."""
+"""Correct modes, and modes with each kind of error that a comparison must find."""
 
 import functools
 
@@ -18,7 +18,7 @@ PARAMETERS = {"b": jnp.array([0.5, -1.0]), "n": jnp.arange(2), "w": jnp.array([1
 
 
 class Broken(ad.Mode):
-    """Reverse mode, but for what `change` does to the gradient."""
+    """Reverse mode, whose gradient is changed by `change`."""
 
     change: object = eqx.field(static=True)
 
@@ -28,7 +28,7 @@ class Broken(ad.Mode):
 
 
 class Elsewhere(ad.Mode):
-    """Looks at another point than it is asked about."""
+    """Evaluates the function at a wrong point."""
 
     def value_and_grad(self, function, arrays):
         return ad.Reverse().value_and_grad(function, [array + 1 for array in arrays])

@@ -1,4 +1,4 @@
-"""Every mode of differentiation, in every form that the laws are tried on."""
+"""Every mode of differentiation, with the settings that the laws test."""
 
 import importlib.util
 

@@ -1,4 +1,4 @@
-"""What `ad.compare` said wrongly once."""
+"""Former mistakes of `ad.compare`."""
 
 import functools
 import re
@@ -15,7 +15,7 @@ X = jnp.array([0.3, -1.2, 2.0])
 
 
 class Scaled(ad.Mode):
-    """Reverse mode, but for a factor."""
+    """Reverse mode, whose gradient is multiplied by a factor."""
 
     factor: Any
 
@@ -28,7 +28,7 @@ def energy(x):
     return jnp.sum(jnp.sin(x) ** 2)
 
 
-# Random numbers, which are others in float64
+# Random numbers, which differ in float64
 
 
 def noisy(x, key):
@@ -39,7 +39,7 @@ def named_dtype(x, key):
     return jnp.sum(x**2 * jax.random.normal(key, x.shape, jnp.float32).astype(x.dtype))
 
 
-def test_no_mode_is_wrong_for_random_numbers_that_the_reference_does_not_draw():
+def test_reference_that_draws_other_random_numbers_is_refused():
     message = (
         "`ad.compare`: The reference, Reverse(), is computed in float64, where the function draws "
         "other random numbers, because `jax.random` uses more bits. Draw them outside of the "
@@ -50,8 +50,8 @@ def test_no_mode_is_wrong_for_random_numbers_that_the_reference_does_not_draw():
         compare(noisy, X, jax.random.key(0), reference=ad.Reverse())
 
 
-def test_random_numbers_of_a_named_dtype_are_those_of_the_reference():
-    # The key may be used in each call and once more.
+def test_random_numbers_of_a_fixed_dtype_equal_numbers_of_the_reference():
+    # Reusing the key in each call is no error.
     with jax.debug_key_reuse(True):
         (row,) = compare(named_dtype, X, jax.random.key(0)).rows
     assert (row.verdict, row.explanation) == ("ok", "")
@@ -69,7 +69,7 @@ def test_random_numbers_of_a_named_dtype_are_those_of_the_reference():
         (lambda x: jnp.sin(x) * 2e-5, "float16", 1.5, "wrong"),
     ],
 )
-def test_gradient_is_right_to_what_underflows_in_its_dtype(function, dtype, factor, verdict):
+def test_gradient_may_differ_by_numbers_that_underflow(function, dtype, factor, verdict):
     with jax.enable_x64(dtype == "float64"):
         x = jnp.asarray(X, dtype)
         (row,) = compare(lambda x: jnp.sum(function(x)), x, modes=[Scaled(factor)]).rows

@@ -1,4 +1,4 @@
-"""`ad.compare`: verdicts on modes that are right and on broken ones, their cost, and the table."""
+"""`ad.compare`: verdicts on correct and wrong modes, costs, and the table."""
 
 import functools
 import importlib.util
@@ -76,7 +76,7 @@ def test_value_of_another_point_is_wrong(comparison):
     assert expected == pytest.approx(float(loss(PARAMETERS, 2)), rel=1e-4)
 
 
-def test_tolerance_that_would_have_passed_passes(comparison):
+def test_mode_passes_with_the_suggested_tolerance(comparison):
     (needed,) = re.findall(r"(\S+) would have passed", row_of(comparison, "off").explanation)
     options = {"modes": {"off": MODES["off"]}, "reference": ad.Reverse()}
     for tolerance, verdict in ((float(needed), "ok"), (0.24, "wrong")):
@@ -95,7 +95,7 @@ def test_every_mode_that_runs_is_measured(comparison):
     assert (row.gradient_us, row.ratio, row.first_call_ms) == (None, None, None)
 
 
-def test_memory_is_that_of_the_program_of_jax(comparison):
+def test_memory_equals_memory_of_a_program_of_jax(comparison):
     def flat(b, w):
         return loss({"b": b, "w": w}, 2)
 
@@ -147,7 +147,7 @@ def test_mode_that_fails_or_is_slow_does_not_stop_the_others():
     assert fields["failing"] == {"verdict": "error", "explanation": "RuntimeError: out of luck"}
     assert fields["other"].keys() == {"primal_us", "gradient_us", "ratio"}
     assert counts["other"] >= 5
-    # No time is left after the first round.
+    # The budget is used up after the first round.
     counts |= dict.fromkeys(counts, 10)
     assert _time_in_turn(primal, calls, rounds=5, budget_s=0.0).keys() == calls.keys()
     assert set(counts.values()) == {11}
@@ -207,7 +207,7 @@ def test_best_is_the_fastest_that_is_ok():
     assert ad.Comparison(rows[2:]).best is None
 
 
-# What may be differentiated
+# Functions and arguments
 
 
 def test_every_mode_is_ok_on_a_model_with_frozen_arrays_and_aux():
@@ -239,12 +239,12 @@ class Weighted(eqx.Module):
     ],
 )
 def test_arrays_of_a_bound_method_are_converted_to_double_precision(bind):
-    # A constant would stay in single precision, which strict promotion refuses to mix with double.
+    # Strict promotion would refuse a constant that stays in single precision.
     (row,) = compare(bind(Weighted(jnp.ones(2))), jnp.ones(2), modes=[ad.Reverse()]).rows
     assert (row.verdict, row.max_relative_error < 1e-6) == ("ok", True)
 
 
-def test_default_modes_leave_out_what_is_not_installed(monkeypatch):
+def test_default_modes_exclude_enzyme_if_it_is_not_installed(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert list(_named_modes(None)) == [
         "Reverse()",

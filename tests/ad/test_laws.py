@@ -1,4 +1,4 @@
-"""Laws that hold for every mode: each is compared with JAX's own derivatives, in float64."""
+"""Laws of every mode: its derivatives equal JAX's derivatives in float64."""
 
 import copy
 import functools
@@ -44,7 +44,7 @@ def compiled_mode(request):
 
 @pytest.fixture(params=BATCHED)
 def batched_mode(request):
-    """Enzyme has no rule for batches, nor derivatives of derivatives."""
+    """A mode other than Enzyme, which supports neither batches nor second derivatives."""
     return MODES[request.param]
 
 
@@ -94,12 +94,12 @@ def test_registry_has_every_mode():
 
 
 def of_part(scale, mode):
-    """A part is differentiated by what it closes over, too."""
+    """Closes over `scale`, which is differentiated too."""
     part = ad.differentiate_with(lambda x: jnp.sin(scale * x), mode)
     return jnp.sum(part(jnp.asarray(X)))
 
 
-def test_value_gradient_and_jacobian_equal_those_of_jax(mode):
+def test_value_gradient_and_jacobian_equal_jax(mode):
     @eqx.filter_jit
     def found(p, x):
         with_value = eqx.filter_value_and_grad(loss, mode=mode)(p, x)
@@ -179,7 +179,7 @@ def gradient_of_loop():
 
 
 FUNCTIONS = {loss: (parameters, x), of_tree: (tree, x), of_complex: (z,)}
-# Finite differences only call the function, so its contents do not matter.
+# Not tested with finite differences, which only call the function.
 FUNCTIONS_WITH_PARTS = {
     of_jitted_part: (parameters, x),
     of_scan: (x,),
@@ -191,7 +191,7 @@ FUNCTIONS_WITH_PARTS = {
 
 @functools.cache
 def gradients_of_jax():
-    """By function; of all but the loop in one program."""
+    """The gradients of all functions. One program computes all except `of_loop`."""
     functions = {**FUNCTIONS, **FUNCTIONS_WITH_PARTS}
     del functions[of_loop]
 
@@ -204,7 +204,7 @@ def gradients_of_jax():
     return dict(zip(functions, found, strict=True)) | {of_loop: gradient_of_loop()}
 
 
-def test_compiled_gradients_of_parts_loops_branches_and_modules_equal_those_of_jax(compiled_mode):
+def test_compiled_gradients_of_parts_loops_branches_and_modules_equal_jax(compiled_mode):
     mode = compiled_mode
     cases = dict(FUNCTIONS)
     if not isinstance(mode, ad.FiniteDifference):
@@ -286,7 +286,7 @@ def descended(mode, x):
     return jax.lax.scan(lambda x, _: (x - 0.1 * gradient(x), None), x, length=3)[0]
 
 
-def test_gradients_in_a_batch_a_scan_and_a_derivative_equal_those_of_jax(batched_mode):
+def test_gradients_in_a_batch_a_scan_and_a_derivative_equal_jax(batched_mode):
     inner = lambda x: jnp.sum(eqx.filter_grad(lambda x: jnp.sum(x**4), mode=batched_mode)(x))
 
     @eqx.filter_jit
@@ -321,7 +321,7 @@ def test_jacobian_of_a_tree_with_aux(batched_mode):
 
 
 @pytest.mark.parametrize("mode", [ad.Reverse(), ad.Forward(), ad.Auto()])
-def test_jacobian_of_a_constant_is_zero_and_that_of_nothing_is_empty(mode):
+def test_jacobian_of_a_constant_is_zero_and_without_arrays_is_empty(mode):
     functions = (lambda x: {"constant": jnp.array(3.0), "text": "a"}), (lambda x: {"text": "a"})
     found, of_nothing = eqx.filter_jit(lambda x: [ad.jacobian(f, mode)(x) for f in functions])(X)
     np.testing.assert_array_equal(found["constant"], np.zeros(3))
@@ -333,7 +333,7 @@ def of_parameters(p):
 
 
 @pytest.mark.parametrize("name", BATCHED[1:])
-def test_hessian_equals_that_of_jax(name):
+def test_hessian_equals_jax(name):
     batched_mode = MODES[name]
 
     @eqx.filter_jit
@@ -346,7 +346,7 @@ def test_hessian_equals_that_of_jax(name):
         assert_close(found, expected, batched_mode, order=2)
 
 
-# --- a part by a mode of its own ----------------------------------------------------------------
+# --- parts with a mode of their own -------------------------------------------------------------
 
 
 class Scaled(eqx.Module):
@@ -373,10 +373,10 @@ CALLERS = {
 }
 
 
-def test_a_part_by_a_mode_has_the_same_gradient_for_every_caller(compiled_mode):
+def test_part_with_a_mode_has_the_same_gradient_for_every_caller(compiled_mode):
     mode, callers = compiled_mode, dict(CALLERS)
     if isinstance(mode, ad.Enzyme):
-        del callers["forward"]  # It maps over directions, for which Enzyme has no rule.
+        del callers["forward"]  # Forward mode maps over directions, which Enzyme does not support.
     part = ad.differentiate_with(scaled(), mode)
 
     @eqx.filter_jit
@@ -399,7 +399,7 @@ def of_tanh(x):
 
 
 @pytest.mark.parametrize("name", ["Checkpointed", "FiniteDifference, order 2"])
-def test_a_part_by_a_mode_in_a_batch_a_scan_and_a_hessian(name):
+def test_part_with_a_mode_in_a_batch_a_scan_and_a_hessian(name):
     batched_mode = MODES[name]
 
     @eqx.filter_jit
@@ -413,7 +413,7 @@ def test_a_part_by_a_mode_in_a_batch_a_scan_and_a_hessian(name):
     assert_close(hessian, of_jax(jax.hessian, of_tanh, x), batched_mode, order=2)
 
 
-def test_a_part_that_returns_no_real_numbers_has_no_derivative(compiled_mode):
+def test_part_that_returns_no_real_numbers_has_no_derivative(compiled_mode):
     is_positive = ad.differentiate_with(lambda x: x > 0, compiled_mode)
     found = eqx.filter_grad(lambda x: jnp.sum(x * is_positive(x).astype(x.dtype)))(jnp.asarray(X))
     np.testing.assert_array_equal(found, [1.0, 0.0, 1.0])
@@ -426,5 +426,5 @@ def test_modes_are_static_hashable_and_copied():
     for mode in MODES.values():
         assert jax.tree.leaves(mode) == []
         assert hash(mode) == hash(copy.deepcopy(mode))
-        if getattr(mode, "policy", None) is None:  # a policy is a local function of JAX's
+        if getattr(mode, "policy", None) is None:  # a policy cannot be pickled
             assert pickle.loads(pickle.dumps(mode)) == mode

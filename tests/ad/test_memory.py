@@ -1,4 +1,4 @@
-"""How much memory a mode needs, by XLA's analysis."""
+"""The memory of each mode, as estimated by XLA."""
 
 import jax
 import jax.numpy as jnp

@@ -30,7 +30,7 @@ def tripled_gradient(x):
 tripled_gradient.defvjp(lambda x: (x, None), lambda _, cotangent: (3 * cotangent,))
 
 
-# --- what is not a mode -------------------------------------------------------------------------
+# --- objects that are not modes -----------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_hessian_takes_a_pair_of_modes():
         ad.hessian(jnp.sum, (ad.Reverse(), ad.Reverse(), ad.Reverse()))
 
 
-def test_settings_that_cannot_serve_are_errors():
+def test_invalid_settings_are_errors():
     for chunk in (0, -1, 1.5, True):
         with pytest.raises(ValueError, match="Forward: chunk must be an integer of at least 1"):
             ad.Forward(chunk)
@@ -90,7 +90,7 @@ VALUES = {
 }
 
 
-def test_value_that_is_no_real_scalar_is_an_error_that_says_the_way_out():
+def test_error_of_a_value_that_is_no_real_scalar_names_a_way_out():
     for function, text in VALUES.values():
 
         def objective(x, function=function):
@@ -101,12 +101,12 @@ def test_value_that_is_no_real_scalar_is_an_error_that_says_the_way_out():
             jax.eval_shape(eqx.filter_grad(objective, mode=ad.Forward()), X)
 
 
-def test_holomorphic_is_of_complex_arrays():
+def test_holomorphic_needs_complex_arrays():
     with pytest.raises(TypeError, match=r"must be complex; args\[0\]\['x'\] is an array of shape"):
         eqx.filter_grad(lambda p: p["x"], mode=ad.Forward(), holomorphic=True)({"x": jnp.ones(())})
 
 
-# --- what a mode cannot differentiate -----------------------------------------------------------
+# --- functions that a mode cannot differentiate -------------------------------------------------
 
 
 CALLS = jax.new_ref(jnp.zeros(()))
@@ -162,7 +162,7 @@ def test_jacobian_of_complex_by_complex_needs_a_holomorphic_function():
     np.testing.assert_allclose(found, np.diag(2 * np.asarray(z)), rtol=1e-5)
 
 
-def test_a_mode_that_returns_too_few_gradients_is_named():
+def test_error_names_a_mode_that_returns_too_few_gradients():
     class Short(ad.Mode):
         def value_and_grad(self, function, arrays):
             value_and_aux, gradients = ad.Reverse().value_and_grad(function, arrays)
@@ -195,17 +195,17 @@ def test_writes_to_a_reference_are_refused_if_they_would_be_repeated(mode):
         jax.jit(eqx.filter_grad(counted, mode=mode))(X)
 
 
-# --- what a mode can ----------------------------------------------------------------------------
+# --- functions that a mode can differentiate ----------------------------------------------------
 
 
-def test_a_part_by_finite_differences_has_second_derivatives_though_it_is_a_callback():
+def test_callback_with_finite_differences_has_second_derivatives():
     with jax.enable_x64(True):
         part = ad.differentiate_with(numpys_sine, ad.FiniteDifference(4))
         found = jax.jit(jax.grad(jax.grad(lambda x: part(x) ** 2)))(jnp.array(0.3))
         np.testing.assert_allclose(found, 2 * np.cos(0.6), rtol=1e-4)
 
 
-def test_a_part_in_reverse_mode_gives_a_custom_vjp_a_forward_mode():
+def test_part_in_reverse_mode_gives_a_custom_vjp_forward_derivatives():
     part = ad.differentiate_with(tripled_gradient, ad.Reverse())
     run = jax.jit(lambda x: (jax.jvp(part, (x,), (x,))[1], ad.jacobian(part, ad.Forward())(x)))
     tangent, jacobian = run(X)
@@ -213,7 +213,7 @@ def test_a_part_in_reverse_mode_gives_a_custom_vjp_a_forward_mode():
     np.testing.assert_allclose(jacobian, 3 * np.eye(3), rtol=1e-6)
 
 
-def test_a_part_whose_custom_rule_is_not_linear_has_a_reverse_mode_in_a_batch():
+def test_part_with_a_nonlinear_custom_rule_has_a_reverse_mode_in_a_batch():
     @jax.custom_vjp
     def clipped(x):
         return x
@@ -232,7 +232,7 @@ def test_finite_differences_of_small_outputs_stay_accurate_next_to_large_ones():
 
 
 @pytest.mark.parametrize("mode", [ad.Auto(), ad.FiniteDifference()])
-def test_a_part_takes_numbers_of_python_as_jax_does(mode):
+def test_part_accepts_python_numbers_as_jax_does(mode):
     square = ad.differentiate_with(lambda x, y: y * x**2, mode)
     constant = ad.differentiate_with(lambda x: jnp.array(3.0), mode)
 

@@ -25,21 +25,21 @@ def scalar(p, x):
 
 
 DIRECTION = {"w": V, "power": None, "label": None}
-SLOPE = np.asarray(X) * np.sin(2 * np.asarray(X) ** 2)  # of sin(w x)^2 by w, at w = x
+SLOPE = np.asarray(X) * np.sin(2 * np.asarray(X) ** 2)  # d/dw of sin(w x)^2, at w = x
 
 # --- hvp ----------------------------------------------------------------------------------------
 
 
 def test_hvp_is_the_product_with_the_hessian():
     found = eqx.filter_jit(ad.hvp(scalar))(parameters(), DIRECTION, X)
-    angle = 2 * np.asarray(X) ** 2  # The sum of sin(w x)^4, at w = x.
+    angle = 2 * np.asarray(X) ** 2  # `scalar` is the sum of sin(w x)^4, here at w = x.
     np.testing.assert_allclose(
         found["w"], angle * (np.cos(angle) - np.cos(2 * angle)) * np.asarray(V), rtol=1e-4
     )
     assert found["power"] is None
 
 
-def test_hvp_takes_none_for_zero_and_hands_aux_on():
+def test_hvp_accepts_none_for_zero_and_returns_aux():
     product, aux = ad.hvp(lambda p: (jnp.sum(p["a"] * p["b"]), "aux"), has_aux=True)(
         {"a": X, "b": X}, {"a": V, "b": None}
     )
@@ -67,7 +67,7 @@ def test_both_products_pass_through_jit():
     np.testing.assert_allclose(found, np.cos(X) ** 2 * V, rtol=1e-5)
 
 
-def test_both_products_hand_aux_on():
+def test_both_products_return_aux():
     _, _, _, aux = ad.jvp_and_vjp(lambda x: (x**2, ("aux", x)), X, has_aux=True)
     assert aux[0] == "aux"
     np.testing.assert_array_equal(aux[1], X)
@@ -80,9 +80,9 @@ W = np.linspace(-1, 1, 9).reshape(3, 3)
 SERIES = {
     "exp": jnp.exp,
     "network": lambda x: jnp.tanh(jnp.array(W) @ x),
-    "relu": jax.nn.relu,  # no rule in jet, nor for those below
+    "relu": jax.nn.relu,  # jet has no rule for this and the next function
     "loop": lambda x: jax.lax.fori_loop(0, 3, lambda _, x: jnp.sin(x), x),
-    "power": lambda x: x ** jnp.array([2.0, 3.0, 1.5]),  # a wrong rule in jet, as those below
+    "power": lambda x: x ** jnp.array([2.0, 3.0, 1.5]),  # jet has wrong rules from here on
     "remainder": lambda x: jax.lax.rem(x, jnp.full(3, 0.5)),
     "rounded": lambda x: (4 * x).astype(int).astype(x.dtype) * x,
     "angle": lambda x: jnp.arctan2(jnp.ones(3), x - jnp.array([0.4, 0.0, 0.0])),
@@ -92,7 +92,7 @@ SERIES = {
 }
 
 
-def test_taylor_is_nested_products():
+def test_taylor_equals_nested_jvps():
     run = jax.jit(lambda x, v: [both_series(function, x, v) for function in SERIES.values()])
     with jax.enable_x64(True):
         for found, nested in run(np.array([0.4, -1.2, 0.7]), np.array([1.0, 0.5, -2.0])):
@@ -108,13 +108,13 @@ def both_series(function, x, v):
     return ad.taylor(function, 3)(x, v), nested
 
 
-def test_taylor_takes_trees_and_compiles():
+def test_taylor_accepts_trees_and_compiles():
     derivatives = eqx.filter_jit(ad.taylor(function, 2))(parameters(), DIRECTION, X)
     assert [each["label"] for each in derivatives] == ["sine", None, None]
     np.testing.assert_allclose(derivatives[1]["y"], SLOPE * V, rtol=1e-5)
 
 
-def test_taylor_hands_aux_on():
+def test_taylor_returns_aux():
     taylor = jax.jit(ad.taylor(lambda x: (x**3, {"aux": x}), 1, has_aux=True))
     (value, first), aux = taylor(X, V)
     x, v = map(np.asarray, (X, V))
@@ -126,7 +126,7 @@ def test_taylor_hands_aux_on():
 # --- buffers ------------------------------------------------------------------------------------
 
 
-def test_gradient_is_written_over_the_buffers():
+def test_gradient_is_written_to_the_buffers():
     into = ad.value_and_grad_into(scalar)
     buffers = ad.gradient_buffers(parameters())
     pointer = buffers["w"].unsafe_buffer_pointer()

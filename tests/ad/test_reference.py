@@ -30,10 +30,10 @@ def test_gradient_in_any_dtype_is_compared_in_double_precision(dtype):
     (row,) = compare(energy, x, modes=[ad.Reverse()]).rows
     assert row.verdict == "ok"
     assert 0 < row.max_relative_error < 4 * float(jnp.finfo(dtype).eps)
-    assert jnp.ones(2).dtype == jnp.float32  # Double precision is switched off again.
+    assert jnp.ones(2).dtype == jnp.float32  # Double precision is disabled again.
 
 
-def test_gradient_in_float64_needs_to_be_good_to_five_digits():
+def test_gradient_in_float64_must_agree_to_five_digits():
     with jax.enable_x64(True):
         modes = {"right": ad.Reverse(), "off": Broken(lambda found: [found[0] * (1 + 1e-4)])}
         comparison = compare(lambda x: jnp.sum(jnp.sin(x)), jnp.array([0.3, 0.7]), modes=modes)
@@ -88,7 +88,7 @@ def test_mode_is_not_wrong_where_the_reference_is_uncertain(function, x):
         modes.append(Broken(lambda found: [found[0] * 2]))
     row, *wrong = compare(function, x, modes=modes).rows
     assert row.verdict == "ok"
-    # The derivatives next to the kink are known.
+    # The reference is certain about the derivatives away from the kink.
     assert all(each.verdict == "wrong" for each in wrong)
     assert row.max_relative_error > default_tolerance(jnp.float32)
     assert "uncertainty of the reference" in row.explanation

@@ -1,4 +1,4 @@
-"""Fixtures of the tests of inference."""
+"""Fixtures for tests of inference."""
 
 import jax
 import pytest

@@ -1,4 +1,4 @@
-"""Mistakes found by trying to break `bayes`. Each test failed before its mistake was mended."""
+"""Former mistakes of `bayes`. Each test failed before its mistake was fixed."""
 
 import functools
 import warnings
@@ -45,7 +45,7 @@ def run(target, method=SHORT, **kwargs):
     return bayes.infer(target, method, key=jr.key(1), progress=False, **kwargs)
 
 
-# --- a file of another run whose arrays have the same shapes ------------------------------------
+# --- files of other runs with arrays of the same shapes -----------------------------------------
 
 
 def network(seed=1, frozen_seed=2):
@@ -72,11 +72,11 @@ def test_file_of_another_target_is_neither_loaded_nor_resumed(tmp_path):
         run(*elsewhere, checkpoint=path)
     with pytest.raises(ValueError, match="with other settings: optimiser 'GradientTransformation"):
         run(*case(optimised(0.2)), checkpoint=path)
-    # The start of a finished run does not matter.
+    # Loading a finished run ignores the start.
     np.testing.assert_array_equal(bayes.load(path, *elsewhere).found, posterior.found)
 
 
-def test_objects_made_in_the_same_way_have_one_fingerprint():
+def test_equal_objects_have_equal_fingerprints():
     for make in (
         lambda: optax.chain(optax.clip(1.0), optax.adam(0.1)),
         lambda: functools.partial(jnp.sum, axis=0),
@@ -88,14 +88,14 @@ def test_objects_made_in_the_same_way_have_one_fingerprint():
 
 
 def test_fingerprint_of_a_distribution_does_not_depend_on_the_process(monkeypatch):
-    """NumPyro has the names of its fields from a set, whose order is another in each process."""
+    """NumPyro reads the names of fields from a set, whose order differs between processes."""
     names, expected = dist.Gamma.gather_pytree_aux_fields(), fingerprint(dist.Gamma(2.0, 1.0))
     reverse = staticmethod(lambda: names[::-1])
     monkeypatch.setattr(dist.Gamma, "gather_pytree_aux_fields", reverse)
     assert fingerprint(dist.Gamma(2.0, 1.0)) == expected
 
 
-def test_fingerprint_ends_for_a_function_that_holds_itself():
+def test_fingerprint_of_a_function_that_refers_to_itself_terminates():
     def outer(number):
         def inner():
             return inner, number
@@ -139,7 +139,7 @@ def test_settings_may_be_numpy_numbers(tmp_path):
 # --- targets ------------------------------------------------------------------------------------
 
 
-def test_parameters_at_an_end_of_their_support_are_drawn():
+def test_parameters_at_the_boundary_of_their_support_are_drawn():
     model = eqx.tree_at(lambda model: model.bias, linear(), jnp.zeros(1))
     priors = bayes.prior_by_path({"bias": dist.Uniform(0.0, 1.0), "weight": dist.Normal()})
     made = target(model, priors)
@@ -255,7 +255,7 @@ def test_constant_output_is_left_out_of_convergence():
     assert np.isfinite(found.r_hat).all()
 
 
-def test_log_likelihoods_of_dropout_use_the_masks_of_the_draws():
+def test_log_likelihoods_and_draws_use_the_same_dropout_masks():
     model = nn.Sequential([nn.Dropout(0.5), linear()])
     chains = Chains(0, Optimised(np.ones((1, 3), np.float32), ()), {})
     posterior = fitted_from(bayes.Problem(target(model)), bayes.MCDropout(), chains, jr.key(1))
@@ -276,7 +276,7 @@ class Convolutional(eqx.Module):
         return self.readout(jnp.mean(hidden, axis=1), key=keys[1])
 
 
-def test_places_of_a_convolution_share_their_kernel_in_training():
+def test_positions_of_a_convolution_share_their_kernel_in_training():
     convolution = nn.Conv1d(1, 2, 1, key=jr.key(0))
     model = Convolutional(convolution, nn.Linear(2, "scalar", key=jr.key(1)))
     x = np.ones((6, 8), np.float32)
@@ -288,7 +288,7 @@ def test_places_of_a_convolution_share_their_kernel_in_training():
 @jax.numpy_dtype_promotion("standard")
 @jax.numpy_rank_promotion("allow")
 def losses(problem, num):
-    """Losses of draws from normal distributions of scale 2, by two estimators."""
+    """The losses of two estimators, for draws from normal distributions of scale 2."""
     by_default, by_weights = (
         bayes.MeanField(initial_scale=2.0, estimator=estimator) for estimator in (None, "weights")
     )

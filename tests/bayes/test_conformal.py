@@ -17,7 +17,7 @@ def categorical(probabilities):
     return bayes.CategoricalMixture(np.log(probabilities)[None])
 
 
-def test_randomised_sets_of_a_wrong_model_cover_as_promised(getkey):
+def test_randomised_sets_of_a_wrong_model_have_the_expected_coverage(getkey):
     size, level, num_splits = 20, 0.8, 5000
     rng = np.random.default_rng(0)
     logits = rng.normal(size=(num_splits, size + 1, 5)).astype(np.float32)
@@ -32,7 +32,7 @@ def test_randomised_sets_of_a_wrong_model_cover_as_promised(getkey):
         sets = bayes.conformal_sets(calibration, labels[:-1], **options)
         return sets(bayes.CategoricalMixture(3 * logits[None, -1:]), key=test_key)[0, labels[-1]]
 
-    # By the law of split conformal prediction, within four standard errors of so many splits.
+    # The expected coverage of split conformal prediction, within four standard errors.
     found = np.mean(covers(logits, labels, jr.split(getkey(), num_splits)))
     error = 4 * np.sqrt(level * (1 - level) / num_splits)
     assert level - error < found < level + 1 / (size + 1) + error
@@ -40,7 +40,7 @@ def test_randomised_sets_of_a_wrong_model_cover_as_promised(getkey):
 
 @eqx.filter_jit
 def ends(mean, scale, y, test_mean, test_scale, **options):
-    """The ends of intervals, calibrated on normal distributions."""
+    """The ends of intervals that are calibrated on normal distributions."""
     intervals = bayes.conformal_intervals(normal(mean, scale), y, **options)
     return intervals(normal(test_mean, test_scale)), intervals.quantile
 
@@ -54,7 +54,7 @@ def sets_of(logits, labels, test_logits, key=None, test_key=None, **options):
 def test_normalised_intervals_are_wider_where_the_model_is_less_certain():
     test = np.zeros(2), np.array([1.0, 3.0])
     (lower, upper), _ = ends(np.zeros(9), np.full(9, 2.0), np.arange(1.0, 10.0), *test, level=0.8)
-    # The eighth smallest of nine scores, 8 / 2.
+    # The quantile is the eighth smallest of nine scores, 8 / 2.
     np.testing.assert_allclose(lower, [-4, -12], rtol=1e-6)
     np.testing.assert_allclose(upper, [4, 12], rtol=1e-6)
 
@@ -66,14 +66,14 @@ def test_quantile_intervals_are_moved_by_one_distance():
     (lower, upper), _ = ends(np.zeros(9), np.ones(9), y, means, scales, **options)
     np.testing.assert_allclose(lower, stats.norm(means, scales).ppf(0.1) - 7, rtol=1e-5)
     np.testing.assert_allclose(upper, stats.norm(means, scales).ppf(0.9) + 7, rtol=1e-5)
-    # Intervals that would have a negative length are a point.
+    # An interval of negative length becomes a point.
     found, _ = ends(np.zeros(9), np.full(9, 10.0), np.zeros(9), means, scales / 10, **options)
     np.testing.assert_allclose(found, np.stack([means, means]), rtol=1e-5, atol=1e-5)
 
 
-def test_adaptive_sets_hold_the_classes_until_their_mass_is_above_the_quantile():
+def test_adaptive_sets_contain_classes_until_their_mass_exceeds_the_quantile():
     labels = np.array([0, 0, 0, 0, 1, 1, 1, 1, 2])
-    # The eighth smallest of nine scores is that of the second class, 0.5.
+    # The quantile is the eighth smallest of nine scores, the score 0.5 of the second class.
     calibration = np.tile(np.log([[0.5, 0.3, 0.2]]), (9, 1))
     test = np.log([[0.05, 0.9, 0.05], [0.3, 0.3, 0.4], [0.1, 0.45, 0.45]])
     expected = [[False, True, False], [True, False, True], [False, True, True]]
@@ -117,7 +117,7 @@ def test_too_few_examples_for_the_level_are_refused():
 
 
 def test_rank_is_computed_with_the_decimal_level():
-    # As floats, 20 * 0.55 is 11.000000000000002, whose ceiling is 12.
+    # In floating point, 20 * 0.55 is 11.000000000000002, and its ceiling is 12.
     place = np.zeros(1), np.ones(1)
     _, quantile = ends(np.zeros(19), np.ones(19), np.arange(19.0), *place, level=0.55)
     np.testing.assert_allclose(quantile, 10, rtol=1e-6)

@@ -39,7 +39,7 @@ def test_full_batch_of_a_model_without_noise_is_kl_minus_log_likelihood(model, d
 
 
 def test_estimate_is_unbiased_with_several_samples(data, getkey):
-    # E_q log N(y | w x + b, s^2) is Gaussian in closed form.
+    # E_q log N(y | w x + b, s^2) has a closed form.
     x, y = data
     model = nn.BayesianLinear(3, "scalar", estimator="flipout", key=getkey())
 
@@ -122,7 +122,7 @@ def test_bad_input_is_refused(model, data, getkey):
             call()
 
 
-# --- predictions by draws ----------------------------------------------------------------------
+# --- predictions from draws --------------------------------------------------------------------
 
 
 def test_each_draw_is_one_network_applied_to_all_inputs(getkey):

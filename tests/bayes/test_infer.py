@@ -1,4 +1,4 @@
-"""Running a method: files, Ctrl-C, keys, diagnostics and bad input."""
+"""`bayes.infer`: files, Ctrl-C, keys, diagnostics and bad input."""
 
 import functools
 import itertools
@@ -32,7 +32,7 @@ ENSEMBLE = bayes.DeepEnsemble(steps=3, members=3)
 
 
 def sgld(**settings):
-    """Draws of two short chains, from minibatches."""
+    """A method with two short chains and minibatches."""
     defaults = {"num_samples": 8, "num_warmup": 6, "chains": 2, "thin": 1, "descent_steps": 1}
     return bayes.SGLD(**defaults | settings, decay=0.0, batch_size=3)
 
@@ -65,7 +65,7 @@ def draws(posterior):
 
 
 def stop_after(monkeypatch, num_calls, ctrl_c):
-    """Presses Ctrl-C during the call with this number."""
+    """Simulates Ctrl-C during the call with this number."""
     real, calls = _infer.advance, []
 
     def advance(*args):
@@ -82,7 +82,7 @@ def stop_after(monkeypatch, num_calls, ctrl_c):
 
 
 def test_interrupted_run_resumes_with_the_same_numbers(tmp_path, monkeypatch, ctrl_c):
-    """In the middle of its warm-up, at its end and later: calls make 1, 2, 4 and more steps."""
+    """Interrupts during the warm-up, at its end and later. Calls make 1, 2, 4, ... steps."""
     monkeypatch.setattr("eqxlike.bayes._inference._infer._CALL_S", 1e6)
     path, tuned = tmp_path / "run", {}
     method = bayes.HMC(num_samples=8, num_warmup=10, chains=2, trajectory_steps=1)
@@ -100,7 +100,7 @@ def test_interrupted_run_resumes_with_the_same_numbers(tmp_path, monkeypatch, ct
     resumed, expected = run(method, checkpoint=path), run(method)
     for name, record in expected.records.items():
         np.testing.assert_array_equal(resumed.records[name], record)
-    # The step size is tuned while the warm-up lasts, and no longer.
+    # The step size is only tuned during the warm-up.
     assert np.all(tuned[7] != tuned[10])
     np.testing.assert_array_equal(tuned[10], expected.chains.states.step_size)
 
@@ -118,7 +118,7 @@ def check_that_draws_are_missing(posterior, message):
     assert not hasattr(posterior, "convergence")
 
 
-def test_swag_that_stopped_before_two_places_has_no_draws(tmp_path, monkeypatch, ctrl_c):
+def test_swag_that_stopped_before_two_positions_has_no_draws(tmp_path, monkeypatch, ctrl_c):
     path, method = tmp_path / "run", bayes.SWAG(steps=4, collect_steps=4, collect_every=2, rank=2)
     method = eqx.tree_at(lambda method: method.batch_size, method, None)
     with monkeypatch.context() as patch:
@@ -148,14 +148,14 @@ def test_finished_run_is_read_from_its_file_and_extended(tmp_path, monkeypatch):
     np.testing.assert_array_equal(draws(extended), draws(run(longer)))
 
 
-def test_where_calls_end_does_not_matter(monkeypatch):
+def test_draws_do_not_depend_on_the_number_of_steps_in_a_call(monkeypatch):
     expected = draws(uninterrupted())
     monkeypatch.setattr("eqxlike.bayes._inference._infer._CALL_S", 1e-9)
     np.testing.assert_array_equal(draws(run()), expected)
 
 
 class Waiting(bayes.SGLD):
-    """Fast chains of a batch wait for slow ones, as in `bayes.NUTS`."""
+    """Fast chains of a batch wait for slow chains, as in `bayes.NUTS`."""
 
     makes_draws_in_turn: ClassVar[bool] = False
 
@@ -167,7 +167,7 @@ class Waiting(bayes.SGLD):
 def test_calls_of_many_chains_that_wait_for_each_other_are_longer(
     kind, chains, lengths, monkeypatch
 ):
-    """Each call seems to take 0.5 s, its goal for few chains."""
+    """With a fake clock, each call takes 0.5 s, the target for few chains."""
     clock = itertools.count(step=0.5)
     fake = types.SimpleNamespace(perf_counter=lambda: next(clock))
     monkeypatch.setattr("eqxlike.bayes._inference._infer.time", fake)
@@ -213,7 +213,7 @@ def test_file_of_another_run_is_refused(tmp_path):
 # --- how chains run -----------------------------------------------------------------------------
 
 
-def test_chains_run_on_devices_beside_each_other():
+def test_chains_run_in_parallel_on_devices():
     again = draws(run(chain_method="parallel"))
     np.testing.assert_allclose(again, draws(uninterrupted()), rtol=1e-6)
 
@@ -234,7 +234,7 @@ def test_thinned_sequential_chains_have_every_third_draw():
     np.testing.assert_allclose(draws(thinned), draws(uninterrupted())[:, 2::3], rtol=1e-6)
 
 
-def test_step_size_without_warm_up_is_the_one_given():
+def test_step_size_without_warm_up_is_not_tuned():
     method = bayes.HMC(num_warmup=0, chains=2, step_size=1e-3, trajectory_steps=3)
     problem = bayes.Problem(small_target())
 
@@ -255,7 +255,7 @@ def test_progress_is_shown(capsys):
     assert "DeepEnsemble: step 3/3, loss " in capsys.readouterr().err
 
 
-def test_kept_draws_come_equally_often():
+def test_kept_draws_are_equally_spaced():
     posterior = run(ENSEMBLE)
     samples = posterior.samples(8, key=jr.key(3)).likelihood["scale"]
     _, counts = np.unique(np.asarray(samples), return_counts=True)
@@ -270,13 +270,13 @@ def test_convergence_equals_arviz():
     chains = np.cumsum(noise, axis=1) * 0.1 + noise
     found = bayes.convergence(chains[..., None])
     np.testing.assert_allclose(found.r_hat[0], arviz_stats.rhat(chains), rtol=1e-6)
-    # NumPyro's estimator cuts the sum of autocorrelations off a little later than ArviZ's.
+    # NumPyro truncates the sum of autocorrelations a little later than ArviZ.
     ess = functools.partial(arviz_stats.ess, chains)
     np.testing.assert_allclose(found.ess_bulk[0], ess(method="bulk"), rtol=0.05)
     np.testing.assert_allclose(found.ess_tail[0], ess(method="tail", prob=(0.05, 0.95)), rtol=0.05)
 
 
-def test_effective_sizes_of_alternating_and_of_discrete_draws_are_those_of_arviz():
+def test_effective_sizes_of_alternating_and_of_discrete_draws_equal_arviz():
     noise = np.random.default_rng(0).normal(size=(4, 100))
     alternating = np.sign(noise[:, :1]) * (-1.0) ** np.arange(100) + 0.1 * noise
     discrete = np.random.default_rng(0).integers(0, 3, (4, 100)).astype(float)
@@ -292,7 +292,7 @@ def test_chains_that_disagree_are_a_warning():
         run()
 
 
-def test_method_without_chains_or_evidence_says_so():
+def test_method_without_chains_or_evidence_raises():
     posterior = run(ENSEMBLE)
     with pytest.raises(
         AttributeError, match="DeepEnsemble has no Markov chains, and therefore no convergence"
@@ -348,7 +348,7 @@ def test_bad_input_is_an_error():
 # --- predictions --------------------------------------------------------------------------------
 
 
-def test_predictions_are_those_of_each_draw():
+def test_predictions_use_the_outputs_of_each_draw():
     posterior = run(ENSEMBLE)
     samples = posterior.samples(key=jr.key(5))
     weight, bias = np.asarray(samples.model.weight), np.asarray(samples.model.bias)

@@ -23,7 +23,7 @@ EXACT = PROBABILITIES / PROBABILITIES.sum(-1, keepdims=True, dtype=np.float64)
 
 @functools.cache
 def measured():
-    """All measures of the classes, from one program."""
+    """All metrics of classes, computed by one program."""
 
     @jax.jit
     def measures(probabilities, labels):
@@ -40,7 +40,7 @@ def measured():
     return jax.tree.map(np.asarray, measures(PROBABILITIES, LABELS))
 
 
-def test_rmse_and_nll_of_one_component_are_those_of_sklearn_and_scipy():
+def test_rmse_and_nll_of_one_component_equal_sklearn_and_scipy():
     y, mean = RNG.normal(size=(2, 50)).astype(np.float32)
     scale = np.exp(RNG.normal(size=50)).astype(np.float32)
 
@@ -54,13 +54,13 @@ def test_rmse_and_nll_of_one_component_are_those_of_sklearn_and_scipy():
     np.testing.assert_allclose(nll, -scipy.stats.norm(mean, scale).logpdf(y).mean(), rtol=1e-5)
 
 
-def test_nll_takes_a_distribution_over_vectors():
+def test_nll_accepts_a_distribution_over_vectors():
     nll = jax.jit(lambda y: metrics.nll(dist.MultivariateNormal(jnp.zeros(3), jnp.eye(3)), y))
     exact = -scipy.stats.multivariate_normal(np.zeros(3)).logpdf(np.ones((2, 3))).mean()
     np.testing.assert_allclose(nll(np.ones((2, 3))), exact, rtol=1e-5)
 
 
-def test_brier_score_accuracy_and_nll_are_those_of_sklearn():
+def test_brier_score_accuracy_and_nll_equal_sklearn():
     expected = sklearn.metrics.brier_score_loss(LABELS, EXACT, scale_by_half=False)
     np.testing.assert_allclose(measured()["brier"], expected, rtol=1e-5)
     expected = sklearn.metrics.accuracy_score(LABELS, PROBABILITIES.argmax(-1))
@@ -79,13 +79,13 @@ def test_bins_of_equal_mass_have_equal_counts():
     np.testing.assert_allclose(measured()["ece of mass"], np.mean(gaps), rtol=1e-4)
 
 
-def test_coverage_counts_both_ends_in():
+def test_coverage_includes_both_ends_of_intervals():
     y = jnp.array([0.0, 1.0, 2.0, 2.5, -1.0])
     assert metrics.coverage(y, jnp.zeros(5), jnp.full(5, 2.0)) == np.float32(0.6)
 
 
 @pytest.mark.parametrize("num_bins", [1, 15])
-def test_bins_are_those_of_sklearn(num_bins):
+def test_bins_equal_sklearn(num_bins):
     bins = measured()["bins"][num_bins]
     accuracy, confidence = sklearn.calibration.calibration_curve(
         IS_RIGHT, CONFIDENCE, n_bins=num_bins
@@ -104,7 +104,7 @@ def test_confidence_1_is_in_the_last_bin_and_0_in_the_first():
 
 
 def test_boolean_labels_are_two_classes():
-    """Of arrays and of lists: everything that takes labels takes them for 0 and 1."""
+    """All functions of labels treat arrays and lists of booleans as 0 and 1."""
     probabilities, labels = jnp.asarray(PROBABILITIES[:40, :2]), LABELS[:40] % 2
     mixture = bayes.CategoricalMixture(jnp.log(probabilities)[None])
 
@@ -173,7 +173,7 @@ WRONG_VALUES = [
 ]
 
 
-def test_bad_input_is_an_error_that_says_what_to_pass():
+def test_error_of_bad_input_names_the_expected_input():
     for error, cases in ((TypeError, WRONG_TYPES), (ValueError, WRONG_VALUES)):
         for call, words in cases:
             with pytest.raises(error, match=words):

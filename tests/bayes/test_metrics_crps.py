@@ -12,13 +12,13 @@ Y, MEAN = np.random.default_rng(0).normal(size=(2, 50)).astype(np.float32)
 
 
 def integrated(cdf, y):
-    """The score as it is defined: the integral of `(F(x) - 1[x >= y])^2`."""
+    """The definition of the score: the integral of `(F(x) - 1[x >= y])^2`."""
     below, _ = scipy.integrate.quad(lambda x: cdf(x) ** 2, -60, y, points=[0, -5], limit=200)
     above, _ = scipy.integrate.quad(lambda x: (1 - cdf(x)) ** 2, y, 60, points=[5], limit=200)
     return below + above
 
 
-def test_crps_is_the_written_out_mean_over_pairs():
+def test_crps_equals_the_mean_over_pairs():
     draws = np.random.default_rng(1).normal(size=(7, 50))
     pairs = np.abs(draws[:, None] - draws[None]).mean((0, 1))
     expected = (np.abs(draws - Y).mean(0) - pairs / 2).mean()
@@ -27,7 +27,7 @@ def test_crps_is_the_written_out_mean_over_pairs():
     )
 
 
-def test_crps_of_a_mixture_of_normals_is_the_integral_that_defines_it():
+def test_crps_of_a_mixture_of_normals_equals_its_defining_integral():
     means, scales = np.array([[-1.0], [0.5], [2.0]]), np.array([[0.3], [1.0], [2.5]])
     exact = integrated(lambda x: scipy.stats.norm(means, scales).cdf(x).mean(), 0.7)
     with jax.enable_x64(True):
@@ -35,7 +35,7 @@ def test_crps_of_a_mixture_of_normals_is_the_integral_that_defines_it():
         np.testing.assert_allclose(metrics.crps(np.array([0.7]), mixture), exact, rtol=1e-7)
 
 
-def test_crps_of_components_of_no_width_is_that_of_their_means():
+def test_crps_of_components_of_zero_width_is_the_crps_of_their_means():
     means, y = jnp.array([[0.0], [2.0]]), jnp.array([3.0])
     mixture = bayes.Mixture(dist.Normal(means, 1e-25))
     np.testing.assert_allclose(metrics.crps(y, mixture), metrics.crps(y, means), rtol=1e-6)
@@ -52,7 +52,7 @@ def test_crps_of_an_expanded_normal_has_the_closed_form():
     np.testing.assert_allclose(expanded, whole, rtol=1e-6)
 
 
-def test_crps_of_another_mixture_is_that_of_its_draws(getkey):
+def test_crps_of_other_mixtures_is_the_crps_of_their_draws(getkey):
     @jax.jit
     def score(means, key):
         mixture = bayes.Mixture(dist.StudentT(4.0, means, 1.0))

@@ -48,7 +48,7 @@ def quantile(probability, means, scales):
 
 
 @given(MEANS, SCALES, hnp.arrays(np.float32, (3,), elements=FLOATS))
-def test_log_density_and_cdf_are_those_of_scipy(means, scales, y):
+def test_log_density_and_cdf_equal_scipy(means, scales, y):
     density = scipy.stats.norm(means, scales).pdf(y).mean(0)
     np.testing.assert_allclose(
         np.exp(log_density(y, means, scales)), density, rtol=1e-3, atol=1e-30
@@ -63,7 +63,7 @@ def test_log_density_is_finite_where_the_density_underflows():
 
 
 @given(MEANS, SCALES)
-def test_moments_are_those_of_the_mixture(means, scales):
+def test_moments_equal_moments_of_the_mixture(means, scales):
     mean, variance, epistemic = moments(means, scales)
     means, scales = means.astype(np.float64), scales.astype(np.float64)
     second = (means**2 + scales**2).mean(0)
@@ -78,19 +78,19 @@ def test_quantile_inverts_the_cdf(means, scales, probability):
     np.testing.assert_allclose(found, probability, atol=1e-5)
 
 
-def test_quantile_in_64_bit_mode_has_its_digits():
+def test_quantile_in_64_bit_mode_has_double_precision():
     with jax.enable_x64(True):
         found = quantile(0.975, np.zeros((2, 1)), 1.0)
         np.testing.assert_allclose(found, scipy.stats.norm.ppf(0.975), rtol=1e-13)
 
 
-def test_means_that_are_integers_have_quantiles_between_integers():
+def test_integer_means_have_noninteger_quantiles():
     with jax.numpy_dtype_promotion("standard"):
         mixture = mixture_of(np.array([[0], [2]]), 1.0)
         np.testing.assert_allclose(mixture.cdf(mixture.quantile(0.9)), 0.9, atol=1e-5)
 
 
-def test_target_that_is_no_number_has_no_cdf():
+def test_cdf_of_a_nan_is_nan():
     assert np.isnan(mixture_of(jnp.zeros((2, 1)), 1.0).cdf(jnp.array([np.nan]))).all()
 
 
@@ -98,20 +98,20 @@ def test_target_that_is_no_number_has_no_cdf():
     ("components", "expected", "rtol"),
     [
         (dist.Poisson(np.array([[3.0, 100.0]], np.float32)), scipy.stats.poisson([3, 100]), 0),
-        # Its CDF is NaN below 0.
+        # The CDF is NaN below 0.
         (
             dist.NegativeBinomial2(np.full((2, 3), 3.0, np.float32), 2.0),
             scipy.stats.nbinom(2, 0.4),
             0,
         ),
-        # Its tails are heavy: there is no mean.
+        # The tails are so heavy that the mean does not exist.
         (
             dist.StudentT(1.0, np.array([[3.0, 100.0]], np.float32), 1.0),
             *(scipy.stats.t(1, [3, 100]), 1e-4),
         ),
     ],
 )
-def test_quantiles_are_those_of_scipy(components, expected, rtol):
+def test_quantiles_equal_scipy(components, expected, rtol):
     quantile = jax.jit(lambda p: bayes.Mixture(components).quantile(p))
     for probability in (0.001, 0.05, 0.3, 0.5, 0.95):
         np.testing.assert_allclose(quantile(probability), expected.ppf(probability), rtol=rtol)
@@ -131,7 +131,7 @@ def test_log_probabilities_stay_finite_where_probabilities_underflow():
     )
 
 
-def test_uncertainty_is_that_of_written_out_entropies():
+def test_uncertainty_equals_explicit_entropies():
     logits = np.random.default_rng(0).normal(size=(6, 4, 3)).astype(np.float32)
     probabilities = scipy.special.softmax(logits.astype(np.float64), axis=-1)
     total = scipy.stats.entropy(probabilities.mean(0), axis=-1)

@@ -1,4 +1,4 @@
-"""Whether an optimiser has converged to a mode, and the warnings if not."""
+"""Checks whether an optimiser has converged to a mode, and warnings if it has not."""
 
 import functools
 
@@ -52,7 +52,7 @@ def test_mode_under_a_prior_with_an_unknown_scale_is_a_warning(monkeypatch):
     monkeypatch.setattr(_infer, "advance", lambda *args: iter(()))
     with pytest.warns(bayes.InferenceWarning, match=r"unknowns of its own \(scale\), so the dens"):
         posterior = run(bayes.MAP(steps=2, batch_size=3), hierarchical())
-    # Steps that use minibatches give no other warning.
+    # Training with minibatches gives no additional warning.
     assert posterior.diagnostics.rise is None
 
 

@@ -1,4 +1,4 @@
-"""Functions of one draw refuse several draws."""
+"""Functions that expect one draw refuse several draws."""
 
 import jax
 import jax.random as jr
@@ -37,7 +37,7 @@ USES = {
 }
 
 
-def test_several_draws_in_place_of_one_are_an_error(target, many):
+def test_several_draws_instead_of_one_are_an_error(target, many):
     message = (
         r"the unknowns of one draw, with shape \(1, 1\) at model\.weight; got shape \(3, 1, 1\)\. "
         r"Select one of several draws by `jax\.tree\.map\(lambda each: each\[0\], samples\)`, "
@@ -48,7 +48,7 @@ def test_several_draws_in_place_of_one_are_an_error(target, many):
             use(target, many)
 
 
-def test_several_draws_of_a_scale_in_place_of_one_are_an_error(target, many):
+def test_several_draws_of_a_scale_instead_of_one_are_an_error(target, many):
     first = jax.tree.map(lambda each: each[0], many)
     for name in ("likelihood", "prior"):
         parts = {"likelihood": first.likelihood, "prior": first.prior} | {name: getattr(many, name)}

@@ -15,7 +15,7 @@ from eqxlike.bayes import metrics, plot
 
 @pytest.fixture
 def regression():
-    """Inputs in no order, a prediction there, and observations."""
+    """Unsorted inputs, their prediction, and observations."""
     generator = np.random.default_rng(0)
     x = generator.permutation(np.linspace(0, 1, 30, dtype=np.float32))
     means = np.stack([np.sin(x), np.sin(x) + 0.5])
@@ -36,7 +36,7 @@ def line(axes, label):
 
 
 def ends_of_band(axes, label, x):
-    """The lower and the upper end of a filled band at the places x of its corners."""
+    """The lower and the upper end of a filled band at `x`, the positions of its corners."""
     (band,) = [each for each in axes.collections if each.get_label() == label]
     corners = band.get_paths()[0].vertices
     at_x = [corners[np.isclose(corners[:, 0], place, atol=1e-6), 1] for place in x]
@@ -63,7 +63,7 @@ def test_bands_are_the_intervals_in_the_order_of_x(regression):
     np.testing.assert_allclose(mean, np.stack([x, prediction.mean], 1)[order], rtol=1e-6)
 
 
-def test_bands_show_what_was_observed_and_the_truth(regression):
+def test_bands_show_observations_and_the_truth(regression):
     x, prediction, y = regression
     axes = plot.bands(x, prediction, y, truth=np.sin(x))
     order = np.argsort(x)
@@ -172,11 +172,11 @@ def everything(regression, classes, **options):
 
 
 def extents(axes):
-    """What the axes, their title and their legend cover, in pixels."""
+    """The areas of the axes, their title and their legend, in pixels."""
     return [each.get_window_extent() for each in (axes, axes.title, axes.get_legend())]
 
 
-def test_legends_in_a_row_hide_no_title_no_data_and_no_neighbour(regression, classes):
+def test_legends_in_a_row_do_not_overlap_titles_data_or_other_axes(regression, classes):
     figure = matplotlib.figure.Figure(figsize=(9, 3), layout="constrained")
     panels = figure.subplots(1, 3)
     x, prediction, y = regression
@@ -193,7 +193,7 @@ def test_legends_in_a_row_hide_no_title_no_data_and_no_neighbour(regression, cla
         assert (box.max <= figure.bbox.max).all()
 
 
-def test_legend_is_in_axes_that_have_no_room_around_them(regression, classes):
+def test_legend_is_inside_axes_without_space_around_them(regression, classes):
     given = matplotlib.figure.Figure().subplots()
     for axes in everything(regression, classes, ax=given):
         assert axes is given
@@ -202,14 +202,14 @@ def test_legend_is_in_axes_that_have_no_room_around_them(regression, classes):
         assert frame.contains(*legend.max)
 
 
-def test_legend_is_where_it_is_asked_for(regression, classes):
+def test_legend_is_at_the_requested_location(regression, classes):
     for axes in everything(regression, classes, legend="lower right"):
         frame, _, legend = extents(axes)
         corner, place = (np.array([each.x1, each.y0]) for each in (frame, legend))
         assert np.abs(corner - place).max() < 10
 
 
-def test_new_figures_are_unknown_to_pyplot_and_legends_optional(regression, classes):
+def test_new_figures_are_not_registered_in_pyplot_and_legends_are_optional(regression, classes):
     drawn = list(everything(regression, classes, legend=False))
     assert all(axes.get_legend() is None for axes in drawn)
     figures = [axes.figure for axes in drawn]
@@ -217,7 +217,7 @@ def test_new_figures_are_unknown_to_pyplot_and_legends_optional(regression, clas
     assert not any(hasattr(figure.canvas.manager, "num") for figure in figures)
 
 
-def test_without_matplotlib_the_extra_is_named(regression, monkeypatch):
+def test_error_without_matplotlib_names_the_extra(regression, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     x, prediction, _ = regression
     message = r"plot\.bands needs matplotlib: `pip install 'eqxlike\[plot\]'`"

@@ -34,7 +34,7 @@ def posterior(prior=None, likelihood=None, y=Y, model=None):
 
 
 def densities_of(target):
-    """Outputs, unknowns and log density, where the model begins."""
+    """Outputs, unknowns and log density at the initial parameters."""
 
     @jax.jit
     def found():
@@ -96,7 +96,7 @@ def test_linked_density_obeys_the_change_of_variables():
         vector, log_density, unflatten = target.flat(linked=True, key=key)
 
         def moving(vector):
-            # A point of the simplex is known from all but one of its numbers.
+            # The last number of a point of the simplex follows from the others.
             unknowns = unflatten(vector)
             cut = unknowns.model.layers[1].weight[..., :-1]
             unknowns = eqx.tree_at(lambda u: u.model.layers[1].weight, unknowns, cut)
@@ -136,7 +136,7 @@ def test_frozen_leaves_are_no_unknowns():
     )
 
 
-def test_initial_keeps_the_model_where_its_prior_allows():
+def test_initial_keeps_parameters_inside_the_support_of_the_prior():
     unknowns = initial_of(posterior())
     np.testing.assert_array_equal(unknowns.model.layers[0].weight, network().layers[0].weight)
     positive = initial_of(posterior(dist.HalfNormal(1.0)))
@@ -149,7 +149,7 @@ COUNTS = np.array([0, 1, 1, 0, 1, 0])
 SCALES = np.array([0.5, 2.0])
 NORMAL, STUDENT = stats.norm.logpdf, stats.t.logpdf
 EACH = jnp.asarray(SCALES)
-# By name: the likelihood, the size of the last layer, targets, and SciPy's log density of outputs.
+# Maps a name to the likelihood, size of the last layer, targets, and SciPy's log density.
 LIKELIHOODS = {
     "Gaussian": (bayes.Gaussian(0.5), "scalar", Y, lambda f: NORMAL(Y, f, 0.5)),
     "head": (bayes.Gaussian("head"), 2, Y, lambda f: NORMAL(Y, f[:, 0], softplus(f[:, 1]))),
@@ -179,7 +179,7 @@ def softplus(x):
     return np.log1p(np.exp(x))
 
 
-def test_likelihoods_are_those_of_scipy():
+def test_likelihoods_equal_scipy():
     targets = {
         name: posterior(likelihood=likelihood, y=y, model=network(out_size))
         for name, (likelihood, out_size, y, _) in LIKELIHOODS.items()
@@ -196,7 +196,7 @@ def test_likelihoods_are_those_of_scipy():
         np.testing.assert_allclose(log_likelihood, expected, rtol=1e-8, err_msg=name)
 
 
-def test_only_arrays_that_are_not_finite_start_from_a_draw():
+def test_only_nonfinite_arrays_start_from_a_draw():
     model = eqx.tree_at(lambda model: model.layers[0].bias, network(), jnp.full(3, jnp.nan))
     problem = bayes.Problem(posterior(model=model))
     begun = problem.unflatten(eqx.filter_jit(lambda problem: problem.initial(jr.key(1)))(problem))
@@ -220,7 +220,7 @@ def test_rate_that_rounds_to_zero_has_a_density_with_a_gradient():
         np.testing.assert_allclose(found, (-200 * y - np.log(max(y, 1)), y), atol=1e-4)
 
 
-def test_own_likelihood_needs_one_method():
+def test_custom_likelihood_needs_one_method():
     class Exponential(bayes.Likelihood):
         def distribution(self, output, unknowns):
             return dist.Exponential(jnp.exp(output))
@@ -232,7 +232,7 @@ def test_own_likelihood_needs_one_method():
     np.testing.assert_allclose(found, expected, rtol=1e-10)
 
 
-# --- what does not fit --------------------------------------------------------------------------
+# --- bad input ----------------------------------------------------------------------------------
 
 
 def make(**changes):

@@ -34,19 +34,19 @@ class Made(bayes.Likelihood):
 
 
 def prediction(name, outputs=OUTPUTS):
-    """The prediction from outputs with an axis of draws and an axis of inputs."""
+    """The prediction for outputs with an axis of draws and an axis of inputs."""
     mixture = _mixture(Made(name), outputs, {})
     assert isinstance(mixture, bayes.Mixture)
     return mixture
 
 
 def draws(make, num):
-    """Draws of the distribution."""
+    """Draws from the distribution."""
     with as_libraries_compute():
         return np.asarray(jax.jit(lambda key: make().sample(key, (num,)))(jr.key(1)))
 
 
-def test_draws_are_those_of_the_distribution_of_all_outputs():
+def test_draws_equal_draws_of_the_distribution_of_all_outputs():
     ours = draws(lambda: prediction("NegativeBinomial2").components, 5)
     theirs = draws(lambda: MAKERS["NegativeBinomial2"](OUTPUTS), 5)
     np.testing.assert_allclose(ours, theirs, rtol=1e-6)
@@ -91,7 +91,7 @@ def test_draws_of_expanded_distributions_have_their_moments():
     assert np.abs(np.corrcoef(np.log(drawn[..., 0, :]).reshape(4000, -1).T))[0, 1:].max() < 0.1
 
 
-def test_score_of_zero_inflated_counts_is_that_of_scipy():
+def test_score_of_zero_inflated_counts_equals_scipy():
     y, rates = np.array([0.0, 2.0]), np.exp(np.asarray(OUTPUTS[0, 0]))
     counts = np.arange(60)
     cdf = 0.3 + 0.7 * stats.poisson(rates[:, None]).cdf(counts)
@@ -106,7 +106,7 @@ def test_score_of_zero_inflated_counts_is_that_of_scipy():
     np.testing.assert_allclose(found, expected, rtol=0.05)
 
 
-def test_distribution_without_a_cdf_is_named():
+def test_error_names_a_distribution_without_a_cdf():
     message = (
         r"Mixture: NumPyro's ZeroInflatedPoisson does not implement 'cdf', which is needed .*"
         r"`components.sample\(key, \(1000,\)\)` has shape \(1000, 3, 4, 2\)"
@@ -117,7 +117,7 @@ def test_distribution_without_a_cdf_is_named():
             use()
 
 
-def test_distribution_without_a_mean_is_named():
+def test_error_names_a_distribution_without_a_mean():
     mixture = bayes.Mixture(logistic_normal())
     with pytest.raises(
         NotImplementedError, match="TransformedDistribution does not implement 'mean"
@@ -132,6 +132,6 @@ def test_quantiles_need_no_mean():
 
 
 def logistic_normal():
-    """A distribution with one component, over one number."""
+    """A distribution over numbers with one component."""
     normal = dist.Normal(jnp.full((1, 1), 2.0), 0.5)
     return dist.TransformedDistribution(normal, dist.transforms.SigmoidTransform())

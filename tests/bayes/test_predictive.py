@@ -28,7 +28,7 @@ def run(method, **kwargs):
 
 
 def scores(posterior) -> Any:
-    """The scores, whose type the type checker does not know."""
+    """The scores as `Any`, because the type checker does not know their type."""
     return posterior.diagnostics.predictive
 
 
@@ -36,7 +36,7 @@ def laplace(width):
     return bayes.Laplace(steps=50, optimiser=DESCENT, structure="full", width=width)
 
 
-def test_posterior_too_wide_for_held_out_data_warns_in_words():
+def test_posterior_too_wide_for_held_out_data_warns():
     with pytest.warns(bayes.InferenceWarning) as caught:
         found = scores(run(laplace(1e4), held_out=HELD_OUT))
     assert found.held_out_posterior > found.held_out_point + 0.05
@@ -90,7 +90,7 @@ def test_method_without_a_reference_network_is_compared_on_held_out_data(method)
     run(method, held_out=HELD_OUT)
 
 
-def test_single_example_that_is_worse_by_chance_does_not_warn():
+def test_worse_score_of_a_single_example_does_not_warn():
     slope, largest = 2 * X[:, 0], np.argmax(np.abs(Y - 2 * X[:, 0]))
     example = X[largest : largest + 1], slope[largest : largest + 1] + 0.2
     found = scores(run(METHODS[0], held_out=example))
@@ -120,7 +120,7 @@ def test_held_out_inputs_between_integers_are_not_rounded():
     np.testing.assert_allclose(found.held_out_posterior, found.posterior, atol=1e-3)
 
 
-def test_held_out_data_alone_decide_where_they_are_given():
+def test_only_held_out_data_decide_if_they_are_given():
     with pytest.warns(bayes.InferenceWarning) as caught:
         found = scores(run(laplace(1e3), held_out=(X, Y + 2)))
     assert found.posterior > found.point + 0.05

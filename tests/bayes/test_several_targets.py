@@ -30,7 +30,7 @@ def linear(scale, likelihood=bayes.Gaussian):
     return bayes.Posterior(model, bayes.normal(), likelihood(scale), (X, Y))
 
 
-def test_posterior_with_a_scale_for_each_target_is_the_closed_form():
+def test_posterior_with_a_scale_for_each_target_equals_the_closed_form():
     precision = np.sum(X**2) / SCALES**2 + 1
     mean = (X.T @ Y)[0] / SCALES**2 / precision
     target = linear(SCALES)
@@ -45,7 +45,7 @@ def test_posterior_with_a_scale_for_each_target_is_the_closed_form():
 ENSEMBLE = bayes.DeepEnsemble(steps=300, members=2, optimiser=optax.adam(0.1))
 
 
-def test_unknown_scales_are_found_for_each_target(tmp_path: pathlib.Path):
+def test_unknown_scales_are_inferred_for_each_target(tmp_path: pathlib.Path):
     method = bayes.Laplace(steps=400, learning_rate=0.05, structure="kronecker", width=1.0)
     target = linear(dist.Gamma(2.0, 1.0).expand([2]).to_event(1))
     posterior = run(method, target)
@@ -81,7 +81,7 @@ def tokens(labels=LABELS):
     return bayes.Posterior(model, bayes.normal(), bayes.Categorical(), (INPUTS, labels))
 
 
-def test_density_of_an_example_is_that_of_all_its_tokens():
+def test_density_of_an_example_is_the_sum_over_its_tokens():
     target = tokens()
 
     @jax.jit
@@ -100,8 +100,8 @@ def test_density_of_an_example_is_that_of_all_its_tokens():
     assert simulated.dtype == LABELS.dtype
 
 
-def test_laplace_of_tokens_is_that_of_each_token():
-    """The tokens share nothing: their curvature has a block for each."""
+def test_laplace_of_tokens_equals_laplace_of_each_token():
+    """Tokens share no parameters, so the curvature has a block for each token."""
     target, parts = tokens(), []
     for index in range(T):
         whole, rows = target.network.linear, slice(index * C, (index + 1) * C)
@@ -120,7 +120,7 @@ def test_laplace_of_tokens_is_that_of_each_token():
     np.testing.assert_allclose(together.probabilities[:, 1], alone.probabilities, atol=0.02)
 
 
-def test_predictions_and_metrics_of_tokens_are_those_of_all_labels():
+def test_predictions_and_metrics_of_tokens_use_all_labels():
     prediction = bayes.predict(run(ENSEMBLE, tokens()), INPUTS, key=jr.key(2))
     assert isinstance(prediction, bayes.CategoricalMixture)
     probabilities = np.asarray(prediction.probabilities)
@@ -143,7 +143,7 @@ def test_predictions_and_metrics_of_tokens_are_those_of_all_labels():
         np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
-def test_labels_of_another_shape_are_named():
+def test_error_names_labels_of_another_shape():
     for labels, message in [
         (np.eye(C)[LABELS], r"shape \(2, 3\) and dtype float64\. Pass `y.argmax\(axis=-1\)`"),
         (LABELS.astype(float), r"integers of shape \(2,\) .* float64\. Pass `y.astype\(int\)`\."),
@@ -155,7 +155,7 @@ def test_labels_of_another_shape_are_named():
             tokens(labels)
 
 
-def test_list_of_scales_is_the_array_of_them():
+def test_list_of_scales_equals_an_array_of_scales():
     listed, array = bayes.Gaussian(scale=[0.3, 0.9]), bayes.Gaussian(scale=np.array([0.3, 0.9]))
     centre, y = jnp.zeros(2), jnp.array([1.0, -2.0])
     assert listed.log_prob(centre, {}, y) == array.log_prob(centre, {}, y)

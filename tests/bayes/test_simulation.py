@@ -1,4 +1,4 @@
-"""Targets simulated by a model, and calibration with simulated targets."""
+"""Targets that a model simulates, and calibration with simulated targets."""
 
 import warnings
 
@@ -51,7 +51,7 @@ def test_ranks_show_a_posterior_without_width():
     assert set(np.unique(ranks)) == {0, 99}
 
 
-def test_poor_runs_are_one_warning():
+def test_poor_runs_give_one_warning():
     method = bayes.MAP(steps=20, learning_rate=1e200)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

@@ -47,7 +47,7 @@ def test_tokens_count_as_examples():
         bayes.conformal_sets(bayes.CategoricalMixture(logits[None]), labels)
 
 
-def test_integers_are_taken_as_logits():
+def test_integer_logits_are_accepted():
     logits, labels = np.array([[1, 0], [2, 0], [1, 0]]), jnp.array([0, 0, 1])
     found = bayes.temperature_scaling(logits, labels).temperature
     expected = bayes.temperature_scaling(logits.astype(np.float32), labels).temperature

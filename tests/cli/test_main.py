@@ -1,4 +1,4 @@
-"""Wrong use ends in one line on standard error and status 2."""
+"""Wrong arguments print one line on standard error and exit with status 2."""
 
 import os
 import sys
@@ -18,7 +18,7 @@ from eqxlike.__main__ import main
         (["profile", "a:b", "--calls", "0"], "--calls: must be an integer of at least 1, got '0'"),
     ],
 )
-def test_wrong_use_is_one_line(arguments, said, capsys):
+def test_wrong_arguments_print_one_line(arguments, said, capsys):
     assert main(arguments) == 2
     out, err = capsys.readouterr()
     assert said in err

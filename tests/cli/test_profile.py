@@ -55,7 +55,7 @@ def exiting():
 
 @pytest.fixture
 def script(tmp_path, monkeypatch):
-    """The working directory, which has a module."""
+    """Changes to a directory with a module, and returns the directory."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     (tmp_path / "profiled_script.py").write_text(SCRIPT)
@@ -79,7 +79,7 @@ def test_table_and_files_of_a_function(script, capsys):
     assert json.loads((script / "made" / f"{stem}.pyisession").read_text())["frame_records"]
 
 
-def test_trace_of_xla_on_request(script, capsys):
+def test_trace_of_xla_is_optional(script, capsys):
     assert main(["profile", "profiled_script.py:step", "--calls", "2", "--trace"]) == 0
     assert "perfetto_trace.json.gz" in capsys.readouterr().out.splitlines()[-1]
     assert list((script / "profile-results").glob("**/*.xplane.pb"))

@@ -1,4 +1,4 @@
-"""`breakpoint_if` opens the debugger of JAX if a predicate holds."""
+"""`breakpoint_if` opens the debugger of JAX if a predicate is true."""
 
 import io
 
@@ -53,7 +53,7 @@ def test_opens_if_any_element_of_the_predicate_is_true():
 
     def function():
         for (pred, _), debugger in zip(PREDS.values(), debuggers, strict=True):
-            # With all frames, the debugger would take most of its time to read them.
+            # Reading all frames would take most of the debugger's time.
             assert breakpoint_if(pred, num_frames=1, **debugger.options) is None
 
     jax.jit(function)()
@@ -61,7 +61,7 @@ def test_opens_if_any_element_of_the_predicate_is_true():
     assert found == {name: number for name, (_, number) in PREDS.items()}
 
 
-# Calls of a function with the numbers 0 to 3, and how often it opens for numbers above 1.
+# Calls with the numbers 0 to 3, and how often the debugger opens for numbers above 1.
 CALLS = {
     "once": (lambda f, x: f(x[3]), 1),
     "vmap": (lambda f, x: jax.vmap(f)(x), 4),

@@ -76,7 +76,7 @@ def test_prints_modules_for_any_name(capsys):
     assert "f32[3]" in printed(capsys, eqxlike, None)
 
 
-def test_calls_that_do_not_fit_raise():
+def test_mismatched_calls_raise():
     for error, message, call in (
         (RuntimeError, "should be used inside of", lambda: store_dce(X)),
         (RuntimeError, "should be used inside of", lambda: jax.vmap(store_dce)(X)),

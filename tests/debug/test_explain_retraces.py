@@ -32,7 +32,7 @@ def test_block_reports_functions_that_are_defined_again():
         return x
 
     with explain_retraces(id) as retraces:
-        # The same function in other wrappers.
+        # The same function in new wrappers.
         eqx.filter_jit(identity)(1.0)
         eqx.filter_jit(eqx.filter_grad(identity))(jnp.ones(()))
         eqx.filter_jit(identity, max_traces=3)(1.0)
@@ -62,7 +62,7 @@ def test_block_reports_cleared_caches():
         assert "the caches were cleared" in str(retraces[0])
         function(ones(3))
         eqx.clear_caches()
-        # It is compared with the most similar trace, not with the latest.
+        # The report compares with the most similar trace, not with the latest.
         function(ones(2))
     assert retraces[-1].differences == ()
 

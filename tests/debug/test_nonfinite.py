@@ -1,4 +1,4 @@
-"""`find_nonfinite` names the operation that made a NaN or an infinity, and its layer."""
+"""`find_nonfinite` names the operation and the layer that produce a NaN or an infinity."""
 
 import inspect
 import pathlib
@@ -104,7 +104,7 @@ def of_nested(x):
 custom_jvp, custom_vjp = jax.custom_jvp(one_over), jax.custom_vjp(one_over)
 custom_jvp.defjvps(lambda tangent, output, x: tangent)
 custom_vjp.defvjp(lambda x: (one_over(x), None), lambda _, cotangent: (cotangent,))
-# Functions, the turns of loops in which they divide by zero, and the function that divides.
+# Functions, the loop iterations in which they divide by zero, and the function that divides.
 DIVISIONS = [
     (of_scan, (1,), "of_scan"),
     (of_scan_backwards, (0,), "of_scan_backwards"),
@@ -205,19 +205,19 @@ def over_rows(function):
     return lambda x: jax.lax.scan(lambda carry, row: (carry, function(row)), 0.0, x)[1]
 
 
-def test_each_turn_of_a_loop_is_searched_by_itself():
+def test_each_iteration_of_a_loop_is_searched_separately():
     # The NaN is reported before the infinite argument.
     function = over_rows(lambda row: jnp.where(jnp.isinf(row), row, jnp.log(row)))
     found = find_nonfinite(function, jnp.array([jnp.inf, -1.0]))
     assert (found.kind, found.operation, found.turns) == ("NaN", "log", (1,))
     assert found.came_with == ""
-    # The first row, which is infinite, is not the input of the second.
+    # The first row is infinite and is not an input of the second.
     function = over_rows(lambda row: jnp.where(row < 0, jnp.log(row), 0.0))
     found = find_nonfinite(lambda x: function(1 / x), jnp.array([0.0, -1.0]), gradient=False)
     assert (found.operation, found.turns, found.then) == ("log", (1,), None)
 
 
-def test_callbacks_in_a_loop_are_called_once_a_turn():
+def test_callbacks_in_a_loop_are_called_once_in_each_iteration():
     seen = []
 
     def inverse(x):

@@ -1,4 +1,4 @@
-"""The report of a retrace: the differences from the most similar trace, and advice."""
+"""The report of a retrace: differences from the most similar trace, and advice."""
 
 import collections
 import dataclasses
@@ -35,7 +35,7 @@ Point = collections.namedtuple("Point", "x y")
 
 
 class Plain:
-    """Compared by identity."""
+    """An object that is compared by identity."""
 
     def __repr__(self) -> str:
         return "a plain object"
@@ -50,7 +50,7 @@ class HoldsArray(Plain):
 
 @dataclasses.dataclass(frozen=True)
 class Rude:
-    """Its attributes raise an error in the code that describes it."""
+    """An object whose attributes raise an error when the report reads them."""
 
     depth: int
 
@@ -103,7 +103,7 @@ CASES = {
     "each new value of a static field": [
         # Numbers with equal hashes.
         (model((-1, 0)), model((-2, 0)), ".config[0]: static value -1 -> -2"),
-        # `np.sin` takes no weak reference.
+        # `np.sin` does not support weak references.
         (model((1, np.sin)), model((2, np.sin)), ".config[0]: static value 1 -> 2"),
         (model(Point(1, 2)), model(Point(1, 3)), ".config.y: static value 2 -> 3"),
         (model({"a": [8]}), model({"a": [9]}), ".config['a'][0]: static value 8 -> 9"),
@@ -254,7 +254,7 @@ def test_trace_is_compared_with_the_latest_of_the_most_similar_traces():
     assert lines(trace) == ["argument[1]: shape (2,) -> (5,)"]
     assert traced(jnp.float32(0.1), 0.1, jnp.asarray(0.1)).compared_with == 1
     assert traced(ones(2), ones(3), ones(4)).compared_with == 2
-    # Another structure is a larger difference than many shapes.
+    # A different structure is a larger difference than many shapes.
     assert traced((ones(2),) * 5, {"a": ones(2)}, (ones(3),) * 5).compared_with == 1
 
 

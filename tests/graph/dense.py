@@ -1,4 +1,4 @@
-"""A small network and its loss, for reports on them."""
+"""A small network and its loss, for tests of reports."""
 
 import jax
 import jax.numpy as jnp

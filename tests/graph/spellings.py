@@ -1,6 +1,6 @@
-"""Formulas that lose digits, in the ways in which people write them, by the rule that finds each.
+"""Common formulas that lose digits, grouped by the rule that finds them.
 
-Each is a function of a vector of logits, from -300 to 300 where it is not said otherwise.
+Each formula is a function of a vector of logits. By default the logits are between -300 and 300.
 """
 
 import functools

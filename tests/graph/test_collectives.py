@@ -1,4 +1,4 @@
-"""The collectives that are read off a compiled program."""
+"""Reading the collectives of a compiled program."""
 
 import types
 
@@ -34,7 +34,7 @@ def test_instructions_are_read():
         ),
     ]:
         assert of_text(f"HloModule jit_step\n  {line}\n") == (expected,)
-    # What only mentions a collective is none.
+    # An instruction that only mentions a collective does not count.
     for line in [
         "%done = f32[16,8]{1,0} all-gather-done(%all-gather-start)",
         "%get = f32[3]{0} get-tuple-element(%all-reduce.7), index=0",

@@ -1,4 +1,4 @@
-"""FLOPs of each operation are those of closed forms, and of XLA's own count."""
+"""The FLOPs of each operation equal closed forms and the count of XLA."""
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +25,7 @@ def test_each_device_of_a_shard_map_counts():
     assert graph.report(mapped, jnp.ones((4, 3)), jnp.ones((3, 5))).flops == 2 * 4 * 3 * 5
 
 
-def test_products_of_groups_are_those_of_all_rows():
+def test_grouped_products_cost_as_much_as_one_product_of_all_rows():
     def function(x, y, sizes):
         return jax.lax.ragged_dot(x, y, sizes)
 
@@ -85,7 +85,7 @@ def test_arithmetic_costs_what_xla_counts():
     assert found.flops == before["flops"]
 
 
-def test_costs_of_operations_are_those_of_their_closed_forms():
+def test_costs_of_operations_equal_their_closed_forms():
     x = struct(3, 4, dtype=jnp.complex64)
     assert graph.report(lambda x: x @ x.T, x).flops == 8 * 3 * 4 * 3
     assert graph.report(lambda x: x * x + 1, struct(4, dtype=jnp.int32)).flops == 0
@@ -99,7 +99,7 @@ def test_costs_of_operations_are_those_of_their_closed_forms():
     assert found.layers[0].transcendentals == 8
 
 
-def test_turns_of_a_scan_and_the_costliest_branch_count_and_those_of_a_while_are_not_known():
+def test_iterations_of_a_scan_and_the_costliest_branch_count_and_a_while_loop_is_unknown():
     def of_scan(x):
         return jax.lax.scan(lambda carry, _: (carry * 2.0, None), x, None, length=7)[0]
 

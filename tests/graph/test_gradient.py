@@ -16,7 +16,7 @@ def found():
     return graph.report(loss, mlp(), X, gradient=True)
 
 
-def test_both_sides_equal_their_own_reports():
+def test_function_and_gradient_equal_separate_reports():
     whole = found().sides[0]
     assert [side.name for side in found().sides] == [row.name for row in found().layers]
     assert whole.flops == found().flops
@@ -28,19 +28,19 @@ def test_both_sides_equal_their_own_reports():
 
 def test_gradient_of_a_dense_layer_is_two_products_and_the_sum_of_its_bias():
     first = next(side for side in found().sides if side.name == "model.layers[0]")
-    # The gradient of the input of the first layer is not needed.
+    # The gradient with respect to the input of the first layer is not needed.
     assert first.backward_flops == 2 * 5 * 3 * 4 + 4 * 4
     second = next(side for side in found().sides if side.name == "model.layers[1]")
     assert second.backward_flops == 2 * (2 * 5 * 4 * 2) + 2 * 4
 
 
-def test_stored_bytes_are_those_of_the_residuals():
+def test_stored_bytes_equal_bytes_of_the_residuals():
     residuals = jax.tree_util.tree_leaves(
         jax.eval_shape(lambda model: jax.vjp(lambda x: jnp.sin(x) * x, model)[1], X)
     )
     report = graph.report(lambda x: jnp.sin(x) * x, X, gradient=True)
     stored = sum(each.size * each.dtype.itemsize for each in residuals if each.shape)
-    # The argument itself needs no additional memory.
+    # Storing the argument needs no additional memory.
     assert report.sides[0].stored_bytes == stored - X.nbytes
     assert {each.kind for each in report.stored} == {"cos", "sin"}
 
@@ -66,7 +66,7 @@ def test_checkpoint_stores_no_values_of_its_function():
     assert again.sides[0].stored_bytes == 0
 
 
-def test_module_is_differentiated_by_its_own_arrays():
+def test_module_is_differentiated_with_respect_to_its_arrays():
     model = nn.Linear(3, 2, key=jax.random.key(0))
     report = graph.report(model, X[0], gradient=True)
     shapes = [each.aval.shape for each in report.gradient.jaxpr.jaxpr.outvars]
@@ -83,8 +83,8 @@ def test_layer_in_a_scan_keeps_its_path_in_the_gradient():
     assert side.backward_flops >= 2 * 2 * 9
 
 
-def test_defaults_of_a_function_stay_left_out():
-    # A function of `filter_vmap` takes no keywords, and shows those of what it maps.
+def test_defaults_of_a_function_may_be_left_out():
+    # A function of `filter_vmap` accepts no keywords, although its signature shows keywords.
     report = graph.report(eqx.filter_vmap(nn.Linear(3, 2, key=jax.random.key(0))), X, gradient=True)
     assert report.sides[1].gradient_flops == 2 * (2 * 5 * 3 * 2) + 5 * 2 + 4 * 2
 

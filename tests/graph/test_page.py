@@ -1,4 +1,4 @@
-"""The page of a report holds all that it shows."""
+"""The HTML page of a report is self-contained."""
 
 import html.parser
 import json
@@ -12,7 +12,7 @@ from eqxlike import graph, nn
 
 
 class Parser(html.parser.HTMLParser):
-    """Checks that elements nest, and keeps what would be fetched."""
+    """Checks that elements nest, and collects the URLs that a browser would load."""
 
     EMPTY = frozenset({"meta", "link", "br", "img", "input"})
 
@@ -48,12 +48,12 @@ def graphs_in(text):
     return json.loads(re.search(r"^const graphs = (.*);$", text, re.MULTILINE)[1])
 
 
-def test_page_is_whole_and_fetches_nothing(text):
+def test_page_is_complete_and_loads_nothing(text):
     parser = Parser()
     parser.feed(text)
     assert (parser.open, parser.fetched) == ([], [])
     assert not re.search(r"\burl\(https?:|@import", text)
-    # No mark of the template is left.
+    # All placeholders of the template are replaced.
     assert "@@" not in text
 
 
@@ -64,7 +64,7 @@ def test_graph_nests_operations_in_layers_and_loops(text):
     assert (around["name"], loop["name"]) == ("model", "scan, 4 iterations")
     assert loop["parts"][0]["name"] == ".layers"
     assert [each[0] for each in drawn["operations"]] == ["dot_general", "add"]
-    # Edges lead from what is read to the reader.
+    # An edge points from a value to the operation that reads it.
     assert drawn["edges"] == [[0, 1]]
 
 

@@ -29,12 +29,12 @@ def paths(report):
     return [row.name for row in report.layers]
 
 
-def test_rows_of_layers_hold_what_lies_inside_and_kinds_add_up_to_the_whole():
+def test_rows_of_layers_include_inner_layers_and_kinds_add_up_to_the_total():
     found = report_on_loss()
     assert paths(found) == ["", "model", "model.layers[0]", "model.layers[1]"]
     whole, model, first, second = found.layers
     assert whole.operations == len(found.operations)
-    assert model.flops == first.flops + second.flops + 5 * 4  # and the activation
+    assert model.flops == first.flops + second.flops + 5 * 4  # 5 * 4 for the activation
     assert first.flops == 2 * 5 * 3 * 4 + 5 * 4
     assert sum(row.flops for row in found.kinds) == found.flops
     assert sum(row.operations for row in found.kinds) == len(found.operations)
@@ -43,7 +43,7 @@ def test_rows_of_layers_hold_what_lies_inside_and_kinds_add_up_to_the_whole():
     assert found.flops == before
 
 
-def test_seconds_of_a_trace_count_the_function():
+def test_time_of_a_trace_includes_the_function():
     def slow(x):
         time.sleep(0.02)
         return x
@@ -51,7 +51,7 @@ def test_seconds_of_a_trace_count_the_function():
     assert graph.report(slow, X).trace_s >= 0.02
 
 
-def test_compiled_program_is_counted_before_and_after_by_layers():
+def test_compiled_operations_are_counted_before_and_after_optimisation_and_by_layer():
     found = report_on_loss()
     compiled = found.compiled
     assert compiled.before["dot"] == compiled.after["dot"] == 2
@@ -108,13 +108,13 @@ def test_scopes_of_the_user_count_as_layers():
     ]
     found = graph.report(lambda x: jnp.einsum("ij,kj->ik", x, x), X)
     assert paths(found) == [""]
-    # JAX's cache of compiled programs takes two that differ in names alone for one.
+    # JAX's compilation cache does not distinguish programs that only differ in names.
     for name in ("one", "two"):
         row = graph.report(eval(f"lambda {name}, x: {name}(x)"), mlp(), X[0]).layers[1]
         assert (row.name, row.compiled > 0) == (name, True)
 
 
-def test_layers_under_any_key_are_there_with_what_is_left_of_them():
+def test_layers_under_any_key_have_rows_with_compiled_operations():
     keys = ["a", 'it\'s "b"', "en->de", "é"]
 
     def function(models, x):
@@ -128,13 +128,13 @@ def test_layers_under_any_key_are_there_with_what_is_left_of_them():
     assert all(row.compiled for row in rows)
 
 
-def test_layers_of_a_scan_are_run_as_often_as_it_turns():
+def test_layers_of_a_scan_run_once_in_each_iteration():
     stack = nn.ScanStack(lambda key: nn.Linear(3, 3, key=key), depth=4, key=jax.random.key(0))
     row = next(row for row in graph.report(stack, X[0]).layers if row.name == "ScanStack.layers")
     assert (row.operations, row.runs, row.flops) == (2, 8, 4 * (18 + 3))
 
 
-def test_step_of_a_training_has_its_layers_and_gives_its_buffers():
+def test_training_step_has_layers_and_donates_its_buffers():
     optimiser = optax.sgd(0.1)
     state = train.TrainState.create(mlp(), optimiser, key=jax.random.key(1))
     step = train.make_step(lambda model, x, key: loss(model, x), optimiser)
@@ -153,7 +153,7 @@ def test_function_of_jax_jit_keeps_its_options():
     assert (found.donated, found.aliased) == (("x",), ((0, "x"),))
 
 
-def test_paths_of_arguments_of_jax_jit_are_those_of_a_call():
+def test_arguments_of_a_jitted_function_have_the_paths_of_a_call():
     def function(first, *rest, scale):
         return first.sum(), {key: scale * each for key, each in rest[0].items()}
 
@@ -169,7 +169,7 @@ def test_report_does_not_count_as_a_trace():
     assert len(function.traces) == 1
 
 
-def test_structs_replace_arrays_and_keywords_are_those_of_the_function():
+def test_structs_may_replace_arrays_and_keywords_are_passed_to_the_function():
     model = eqx.filter_eval_shape(nn.Linear, 3, 2, key=jax.random.key(0))
     assert graph.report(model, jax.ShapeDtypeStruct((3,), jnp.float32)).flops == 2 * 6 + 2
     assert graph.report(lambda x, *, factor: x * factor, X, factor=X).flops == X.size
@@ -221,7 +221,7 @@ def test_operations_that_depend_on_data_are_not_redundant():
         assert all(branches)
 
 
-def test_memory_is_that_of_arguments_and_outputs():
+def test_memory_includes_arguments_and_outputs():
     memory = graph.report(lambda x: 2 * x, X).memory
     assert (memory.arguments, memory.outputs, memory.aliased) == (60, 60, 0)
     assert memory.peak == 120 + memory.temporaries
@@ -251,7 +251,7 @@ def test_constant_that_a_loop_reads_has_the_line_of_the_loop():
     assert re.search(r"It is read at \S*test_report\.py:\d+", warning)
 
 
-def test_constants_that_are_small_or_returned_alone_are_read_nowhere():
+def test_small_and_returned_constants_are_not_reported():
     large = jnp.ones((512, 512))
     (warning,) = graph.report(lambda x: (x, large), X).warnings
     assert warning.endswith("pass it as an argument.")
@@ -280,7 +280,7 @@ def check(x):
     return eqx.error_if(x, jnp.any(x < 0), "negative")
 
 
-def test_own_callback_is_named_with_the_line_of_the_user():
+def test_callback_of_eqxlike_is_named_with_the_line_of_the_user():
     for function in (call_back, check):
         line = inspect.getsourcelines(function)[1] + 1
         sources = [effect.source for effect in graph.report(function, X).effects]
@@ -288,7 +288,7 @@ def test_own_callback_is_named_with_the_line_of_the_user():
         assert all(f"test_report.py:{line} ({function.__name__})" in each for each in sources)
 
 
-def test_collectives_are_those_of_the_compiled_program():
+def test_collectives_are_read_from_the_compiled_program():
     mesh = jax.make_mesh((2,), ("data",))
     sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
     x = jax.device_put(jnp.ones((4, 3)), sharding)
@@ -302,7 +302,7 @@ def test_unknown_cost_has_a_mark():
         )
     )
     kinds = [row.name for row in graph.report(lambda x: (jax.lax.tanh(x[0, 0]), x.T), X).kinds]
-    # Those that compute stand before those that move.
+    # Operations that compute come before operations that move data.
     assert kinds[0] == "tanh"
     assert "2+ FLOPs" in text
     assert "+ means at least" in text
@@ -325,7 +325,7 @@ def test_function_that_cannot_be_traced_is_refused_in_one_line():
 
 if importlib.util.find_spec("enzyme_ad"):
 
-    def test_enzyme_leaves_less_than_it_was_given():
+    def test_enzyme_removes_operations():
         found = graph.report(lambda x: jnp.sum((x + 0.0) * 1.0), X)
         kinds, seconds = found.by_enzyme()
         assert sum(kinds.values()) < sum(found.compiled.stablehlo.values())
@@ -338,7 +338,7 @@ else:
             report_on_loss().by_enzyme()
 
 
-def test_costs_that_xla_leaves_out_are_missing_and_other_errors_are_raised(monkeypatch):
+def test_costs_that_xla_does_not_report_are_missing_and_other_errors_are_raised(monkeypatch):
     def fail(self):
         raise ValueError("a fault")
 

@@ -1,4 +1,4 @@
-"""Formulas that lose digits: which are found, and what is computed in their place."""
+"""Formulas that lose digits: which formulas are found, and their stable replacements."""
 
 import functools
 import inspect
@@ -30,7 +30,7 @@ def names_in(function, *args, rules=graph.rules.RULES):
     return [each.name for each in graph.unstable(function, *args, rules=rules)]
 
 
-def test_each_spelling_is_found_and_gone_once_it_is_rewritten():
+def test_each_formula_is_found_and_not_found_again_after_rewriting():
     for name, function in SPELLINGS:
         program = StableProgram(jax.make_jaxpr(function)(FAR), graph.rules.RULES)
         assert name in [match.rule.name for match in program.matches], inspect.getsource(function)
@@ -38,7 +38,7 @@ def test_each_spelling_is_found_and_gone_once_it_is_rewritten():
         assert not again.is_rewritten, inspect.getsource(function)
 
 
-def test_values_and_gradients_are_the_same_where_nothing_is_lost():
+def test_values_and_gradients_do_not_change_if_no_digits_are_lost():
     is_wide = [name not in ("sum in low precision", "cast to float16") for name, _ in SPELLINGS]
     functions = [f for (_, f), wide in zip(SPELLINGS, is_wide, strict=True) if wide][::4]
 
@@ -46,14 +46,14 @@ def test_values_and_gradients_are_the_same_where_nothing_is_lost():
         totals = [lambda x, f=f: jnp.sum(f(x)) for f in functions]
         return [jax.value_and_grad(total)(x) for total in totals]
 
-    # As one program: most of these formulas are short.
+    # One program for all formulas, because most are short.
     found, right = (
         jax.jit(functools.partial(run, functions=each))(NEAR)
         for each in (list(map(graph.stabilise, functions)), functions)
     )
     for function, ours, theirs in zip(functions, found, right, strict=True):
         for mine, naive in zip(ours, theirs, strict=True):
-            # Where the naive value is infinite, its gradient is zero.
+            # If the naive value is infinite, its gradient is zero.
             is_known = np.isfinite(naive) & np.isfinite(theirs[0])
             text = inspect.getsource(function)
             np.testing.assert_allclose(
@@ -115,13 +115,13 @@ def test_programs_inside_of_a_program_are_rewritten():
         np.testing.assert_allclose(y, jax.nn.softplus(FAR), 1e-5, err_msg=name)
 
 
-def test_own_derivatives_are_kept():
+def test_custom_derivatives_are_kept():
     for function in (with_own_derivative, with_own_gradient):
         stable = graph.stabilise(function)
         assert jax.grad(stable)(300.0) == jax.vjp(stable, 300.0)[1](1.0)[0] == 3
 
 
-def test_a_gradient_that_is_stopped_stays_stopped():
+def test_stopped_gradient_stays_stopped():
     stopped = lambda x: jnp.log(lax.stop_gradient(jnp.exp(x)))
     straight_through = lambda x: 1 - (jnp.tanh(x) + lax.stop_gradient(jnp.sign(x) - jnp.tanh(x)))
     for function in (stopped, straight_through):
@@ -182,7 +182,7 @@ def test_no_formula_gets_worse(dtype):
         found = list(stable_maths.errors(FORMULAS, dtype, 30))
     for name, of, before, after, ratio in found:
         assert after <= max(before, 4), f"{name}: {of}, {before} ulp before, {after} after"
-        # Nor at any input: an error below 4 ulp may be luck, and becomes at most 64 ulp.
+        # The same holds at each input. An error below 4 ulp may be luck and may grow to 64 ulp.
         assert ratio < 16, f"{name}: {of}, {ratio} times the error at an input"
 
 
@@ -207,7 +207,7 @@ def test_models_and_static_arguments_pass_through_and_gradients_are_stable():
     assert "Loses digits" in str(graph.report(model, NEAR, label=1))
 
 
-def test_maps_over_devices_are_left_alone():
+def test_maps_over_devices_are_not_rewritten():
     mesh = jax.make_mesh((2,), ("devices",), axis_types=(jax.sharding.AxisType.Auto,))
 
     def sharded(x):
@@ -231,7 +231,7 @@ def test_shardings_that_are_types_stay():
             assert found.sharding == right.sharding
 
 
-def test_own_rule_is_applied():
+def test_custom_rule_is_applied():
     """The example of `graph.rules.Rule` rewrites a difference of roots."""
     match = lambda step: graph.rules.Rewrite(step.inputs, jnp.cos)
     rule = graph.rules.Rule("a sine", ("sin",), match, "never", "a cosine")
@@ -327,7 +327,7 @@ def test_training_step_has_no_report():
     assert not graph.unstable(step, state, (jnp.ones((2, 8)), jnp.array([0, 2])))
 
 
-def test_layers_have_no_report_but_weight_norm():
+def test_only_weight_norm_has_a_report_among_layers():
     def call_of(case):
         return lambda layer, key, *xs: test_laws.call(case, layer, xs, key)
 
@@ -337,7 +337,7 @@ def test_layers_have_no_report_but_weight_norm():
         )
         for name, case in test_laws.CASES.items()
     }
-    # A weight of zeros has no direction, in PyTorch neither.
+    # A zero weight has no direction, as in PyTorch.
     assert said.pop("WeightNorm") == ["norm at zero"]
     assert not any(said.values()), said
 
@@ -432,18 +432,18 @@ ATTACKS = (
     lambda x: jnp.log(jnp.prod(x) ** 2 * (jnp.exp(x) - jnp.exp(2 * x)) ** 2),
     lambda x: jnp.log(jnp.sum(x * jnp.exp(x)) / jnp.sum(x)) + jnp.log((x @ jnp.exp(x)) ** 2),
     lambda x: jnp.log(jnp.linalg.det(jnp.diag(x)) ** 2 / jnp.linalg.det(jnp.eye(3))),
-    lambda x: jnp.log(jnp.max(jax.nn.sigmoid(x))),  # the largest of a sum of two
+    lambda x: jnp.log(jnp.max(jax.nn.sigmoid(x))),  # the maximum of a sum
     lambda x: jnp.log(jnp.take(jax.nn.softmax(x), 9, mode="fill", fill_value=0.5)) + x,
     lambda x: jnp.abs(jnp.log(jnp.exp(lax.complex(x, x)))),
-    lambda x: jnp.log((x * 1e30) ** 20),  # 1e600, which Python refuses
+    lambda x: jnp.log((x * 1e30) ** 20),  # 1e600 overflows a Python float
     lambda x: jnp.log(x / (0 * jnp.ones(4))) + (0.0 * x) ** 2 + 2 * x * x[0] + x[0] ** 2,
-    lambda x: jnp.where(x > 0, softmax(x), 0),  # the others are part of the sum
+    lambda x: jnp.where(x > 0, softmax(x), 0),  # masked numbers are part of the sum
     lambda x: jnp.where(softmax(x) > 0.2, 1 / softmax(x), 0),
     lambda x: jnp.log(jnp.where(x > 0, 1 - jnp.exp(-x), jax.nn.sigmoid(x))),
     lambda x: jnp.sqrt(x**2 - 2 * x + 1 + 1e-6),
     lambda x: jnp.log(jnp.sum(jnp.exp(x[:, None][:, :0]), axis=1)),
     lambda x: jnp.exp(jnp.where(x > 0, jnp.nan, x) * jnp.log(jnp.abs(x))),
-    lambda x: x / jnp.sqrt(jnp.sum((1e-30 * x) ** 2)),  # x is not zero, though its squares are
+    lambda x: x / jnp.sqrt(jnp.sum((1e-30 * x) ** 2)),  # x is not zero, but its squares underflow
     lambda x: jnp.log(jnp.sum(jnp.where(x > 0, jnp.sqrt(x) * jnp.exp(x), 0))),
     lambda x: jnp.log(1 + jnp.sum(jnp.exp(jnp.where(x > 9, x, -jnp.inf)))) + x,
     lambda x: jnp.log(jnp.sum(jnp.array([1e30, 1, 1, 1e-10]) * jnp.exp(70 * x))),
@@ -452,13 +452,13 @@ ATTACKS = (
     lambda x: jnp.sqrt(x) ** 2 * jnp.exp(x) / (jnp.exp(x) + jnp.exp(2 * x)),
     lambda x: jnp.log((1 - jnp.exp(x[2] - x[2])) * (1 - x) / (1 - jnp.exp(x))),
     jax.grad(lambda x: jnp.sum(jnp.log(jax.scipy.stats.norm.cdf(x - 0.1)))),
-    repeated(lambda x: x + x),  # 2⁴⁰ terms, and factors
+    repeated(lambda x: x + x),  # 2⁴⁰ terms or factors
     repeated(lambda x: x * x),
     repeated(lambda x: x * jnp.sqrt(x)),
 )
 
 
-def test_hostile_formulas_keep_their_values():
+def test_difficult_formulas_keep_their_values():
     def run(x, functions):
         return [(f(x), jax.grad(lambda x, f=f: jnp.sum(f(x)))(x)) for f in functions]
 
@@ -477,7 +477,7 @@ def test_hostile_formulas_keep_their_values():
         np.testing.assert_allclose(ours[1][is_known], theirs[1][is_known], 1e-4, err_msg=text)
 
 
-def test_a_quotient_of_itself_is_one_where_it_is_finite():
+def test_quotient_of_equal_terms_is_one_if_they_are_finite():
     quotient = jax.vmap(jax.value_and_grad(graph.stabilise(lambda x: x / x)))
     values, slopes = quotient(jnp.array([0.0, -3.0, jnp.inf, jnp.nan]))
     np.testing.assert_array_equal(values, [1, 1, np.nan, np.nan])
@@ -485,7 +485,7 @@ def test_a_quotient_of_itself_is_one_where_it_is_finite():
 
 
 REPAIRED = (
-    # What comes from 100 (a one-hot loss, masks, a guarded sum, Python's numbers, sums in float32).
+    # Functions of 100: a one-hot loss, masks, a guarded sum, Python numbers, sums in float32.
     (lambda x: -jnp.log(jnp.sum(jax.nn.softmax(x) * jax.nn.one_hot(2, 3))), 200.0),
     (lambda x: jnp.log(jnp.sum(jnp.exp(x), where=x > 0)), 100.0),
     (lambda x: jnp.log(1e-9 + jnp.sum(jnp.exp(x) * (x > 0).astype(x.dtype))), 100.0),
@@ -520,7 +520,7 @@ def test_formulas_that_lost_digits_are_repaired():
     "match",
     [lambda step: True, lambda step: graph.rules.Rewrite(step.inputs, lambda x: jnp.ones(5))],
 )
-def test_error_of_an_own_rule_names_the_rule(match):
+def test_error_of_a_custom_rule_names_the_rule(match):
     rule = graph.rules.Rule("of a sine", ("sin",), match, "never", "nothing")
     with pytest.raises((TypeError, ValueError)) as caught:
         graph.stabilise(jnp.sin, rules=(rule,))(NEAR)

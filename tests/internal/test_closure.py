@@ -1,4 +1,4 @@
-"""`closure_to_pytree`: functions whose closed-over values are children of a tree."""
+"""`closure_to_pytree`: functions as pytrees whose children are the closed-over values."""
 
 import types
 

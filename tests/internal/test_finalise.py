@@ -1,4 +1,4 @@
-"""Finalised functions give the same output with primitives of JAX alone."""
+"""Finalised functions give the same output and only use primitives of JAX."""
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,7 @@ X = jnp.array(0.5)
 
 
 def names_in(jaxpr):
-    """The names of all primitives in a jaxpr, with those inside of loops and of other functions."""
+    """The names of all primitives in a jaxpr, including inner jaxprs of loops and functions."""
     found = set()
     for equation in jaxpr.eqns:
         found.add(equation.primitive.name)

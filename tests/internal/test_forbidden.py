@@ -1,4 +1,4 @@
-"""Identities that raise under one transformation, or if they are used, and nowhere else."""
+"""Identities that raise only under one transformation, or only if their value is used."""
 
 from functools import partial
 

@@ -1,4 +1,4 @@
-"""Every name of `equinox.internal` is here, with the same parameters."""
+"""`eqxlike.internal` has every name of `equinox.internal`, with the same parameters."""
 
 import pathlib
 
@@ -7,7 +7,7 @@ import equinox.internal
 import eqxlike.internal
 from tests.test_equinox_names import parameters_of
 
-# Each with its replacement.
+# Maps a missing name to its replacement.
 LEFT_OUT = {
     "maybe_set_p": "a buffer is written by primitives of JAX and a linear call",
     "noinline_p": "noinline is a jit",

@@ -32,7 +32,7 @@ SCALARS = (2.0, 3, jnp.array(0.25), jnp.array(2.0, jnp.float32))
 
 
 def assert_agree(leaves, function):
-    """Compares types and values of the output on both libraries, or the classes of the errors."""
+    """Asserts that both libraries return equal types and values, or raise the same error class."""
     theirs, ours = (
         output(lambda eqx: function(eqx.ω, {"a": leaves[0], "b": [leaves[1], (leaves[0],)]}), eqx)
         for eqx in (equinox.internal, eqxlike.internal)
@@ -128,7 +128,7 @@ def test_omega_keeps_is_leaf_and_is_hashed_by_identity():
     assert jtu.tree_map(jnp.shape, ω(arrays)[None].ω) == {"a": (1, 3), "b": (1, 2, 2)}
 
 
-def test_numpy_arrays_stay_whole():
+def test_operations_treat_a_numpy_array_as_one_leaf():
     array = np.arange(3.0)
     assert np.array_equal((array**ω).ω, array)
     assert np.array_equal((array * {"a": array} ** ω).ω["a"], array * array)
@@ -147,7 +147,7 @@ def test_traced_operation_is_one_equation():
     assert names == ["mul", "div", "add", "sub"]
 
 
-# Each as (call, error, message).
+# Tuples of a call, an error class and a message.
 MISTAKES = [
     (
         *(lambda: {"a": 1, "b": 2} ** ω + {"a": 1} ** ω, ValueError),

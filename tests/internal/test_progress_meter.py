@@ -12,7 +12,7 @@ from eqxlike import internal
 
 
 def solve(meter, num_steps):
-    """A solve that reports the progress of its steps times `x`."""
+    """A function whose steps report progress, multiplied by `x`."""
 
     def of_x(x):
         def step(state, number):
@@ -39,7 +39,7 @@ def printed(capfd, way, meter):
     return capfd.readouterr()
 
 
-def test_text_meter_prints_at_the_chosen_distance(capfd):
+def test_text_meter_prints_after_each_minimum_increase(capfd):
     for way in ("jit", "vmap, different"):
         out, _ = printed(capfd, way, internal.TextProgressMeter(0.2))
         assert out.split() == ["0.00%", "25.00%", "50.00%", "75.00%", "100.00%"]
@@ -60,7 +60,7 @@ def test_no_progress_meter_prints_nothing(capfd):
 
 
 class FakeBar:
-    """The part of a bar of tqdm that a meter uses."""
+    """The methods of a tqdm bar that a meter uses."""
 
     made: ClassVar[list[Any]] = []
 
@@ -84,7 +84,7 @@ def tqdm(monkeypatch):
     monkeypatch.setitem(sys.modules, "tqdm", module)
 
 
-def test_bar_is_updated_after_each_refresh_steps(tqdm):
+def test_bar_is_updated_after_every_refresh_steps(tqdm):
     for way in ("eager", "vmap, different", "grad"):
         WAYS[way](solve(internal.TqdmProgressMeter(refresh_steps=4), 8))
         jax.effects_barrier()

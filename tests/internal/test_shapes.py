@@ -1,4 +1,4 @@
-"""Functions that are evaluated on shapes alone."""
+"""Functions that are evaluated abstractly, on shapes and dtypes."""
 
 import functools
 import gc
@@ -81,7 +81,7 @@ def test_change_in_place_of_a_static_value_is_seen():
 
 
 def test_object_that_is_both_example_and_argument_is_recognised():
-    """As in Optimistix: a partial is compared by identity, and is an example and an argument."""
+    """Optimistix passes a partial, which is compared by identity, as example and as argument."""
 
     def shape_of_call():
         part = functools.partial(jnp.sum, axis=0)

@@ -1,4 +1,4 @@
-"""Values and types that other libraries put into trees and annotations."""
+"""Values and types that other libraries use in trees and annotations."""
 
 import itertools
 import pickle
@@ -109,7 +109,7 @@ def test_unvmap_max_has_no_derivative():
     assert jax.grad(lambda x: x.sum() * internal.unvmap_max(x))(jnp.ones(2)).tolist() == [1, 1]
 
 
-# Neither zero nor subnormal numbers, which XLA rounds to zero, nor the largest numbers.
+# Excludes zero, the largest numbers, and subnormal numbers.
 NORMAL = st.floats(2.0**-125, 2.0**127, width=32).flatmap(lambda x: st.sampled_from((x, -x)))
 
 

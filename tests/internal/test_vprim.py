@@ -1,4 +1,4 @@
-"""Primitives of trees under transformations. The other rules give the batching rule."""
+"""Primitives of trees under transformations. Their batching rule uses their other rules."""
 
 from unittest import mock
 
@@ -15,7 +15,7 @@ from eqxlike import internal
 
 @pytest.fixture(autouse=True)
 def keys_are_not_checked():
-    """The check of random keys passes a parameter that the primitives of Equinox have too."""
+    """The check for reused keys passes a parameter that Equinox's primitives also have."""
     with jax.debug_key_reuse(False):
         yield
 
@@ -33,7 +33,7 @@ def make_primitive(name, impl, abstract_eval, jvp=None, transpose=None):
 
 
 def weighted_solve():
-    """`inputs["b"] / a`, with a static and an integer output: linear in `b` alone."""
+    """`inputs["b"] / a`, which is linear only in `b`, with a static and an integer output."""
 
     def impl(a, inputs, name):
         return {"x": inputs["b"] / a, "name": name, "steps": jnp.arange(2)}
@@ -110,13 +110,13 @@ def test_programs_that_are_not_compiled_match_the_plain_function():
     names = []
     jax.jit(jax.vmap(lambda a: names.append(solve(a, B)["name"])))(AS)
     assert names == ["static"]
-    # An output that does not depend on the batch is batched too.
+    # An output that does not depend on the batched input is batched too.
     assert jax.vmap(lambda a: solve(a, B)["steps"])(AS).tolist() == [[0, 1]] * 3
     assert jax.vmap(lambda a: solve(A, B)["x"], out_axes=None)(AS).shape == B.shape
 
 
 def test_implementation_may_be_replaced():
-    """As Lineax does: its implementation raises under a batch."""
+    """Lineax replaces its implementation, which raises in a batch."""
     impl = mock.Mock(side_effect=lambda x: x)
     jvp = lambda primals, tangents: (primals[0], tangents[0])
     transpose = internal.filter_primitive_transpose(lambda inputs, cotangents: cotangents)

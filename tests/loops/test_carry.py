@@ -1,4 +1,4 @@
-"""Carries of all types, buffers in them, and the errors of a carry that changes its form."""
+"""Carries of all types, buffers in carries, and errors for a carry that changes its structure."""
 
 import functools
 
@@ -61,7 +61,7 @@ FORMS = [
 ]
 
 
-def test_changed_form_or_static_part_of_a_carry_is_an_error_with_its_path():
+def test_changed_structure_or_static_part_of_a_carry_is_an_error_with_its_path():
     start = jnp.zeros(()), jnp.ones(2)
     for change, message in FORMS:
         message = f"must return a carry with the .*{message}"
@@ -131,7 +131,7 @@ def test_pairs_of_a_scan_may_have_static_leaves():
 
 
 def written(write, start, buffers=lambda c: c[1], **options):
-    """The carry without the number of steps, after two steps of a loop that writes."""
+    """The final carry, without the step counter, after two steps of a loop that writes."""
     body, options = lambda c: (c[0] + 1, write(*c)), {"max_steps": 3, **options}
     return loops.while_loop(lambda c: c[0] < 2, body, (0, start), buffers=buffers, **options)[1]
 

@@ -1,4 +1,4 @@
-"""A loop over integers equals JAX's own, and its reverse mode equals JAX's forward mode."""
+"""`fori_loop` equals `jax.lax.fori_loop`, and its reverse mode equals JAX's forward mode."""
 
 import functools
 
@@ -17,14 +17,14 @@ WEIGHTS = jnp.asarray(np.random.default_rng(0).normal(size=(2, 2)), jnp.float32)
 
 
 def body(parameter, index, carry):
-    """A step that depends on its number."""
+    """A step that depends on the index."""
     x, total = carry
     x = jnp.sin(parameter * (WEIGHTS @ x)) + 0.1 * jnp.asarray(index, jnp.float32)
     return x, total + index
 
 
 def looped(loop, **options):
-    """The last carry of a loop over integers, as a function of the bounds and of a parameter."""
+    """The final carry of a loop as a function of the bounds and a parameter."""
 
     def run(lower, upper, parameter):
         start = jnp.array([0.3, -0.8]), jnp.array(0)
@@ -43,7 +43,7 @@ def pushed(run, *bounds):
 
 @functools.cache
 def of_jax():
-    """The values and tangents of JAX's own loop, for each of the bounds."""
+    """The values and tangents of JAX's loop for all bounds."""
     run = jax.jit(jax.vmap(functools.partial(pushed, looped(jax.lax.fori_loop))))
     return list(map(np.asarray, run(*np.array(BOUNDS, np.int32).T)))
 

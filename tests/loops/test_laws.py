@@ -1,4 +1,4 @@
-"""Every kind of loop equals a loop of Python, in every mode of differentiation."""
+"""Every kind of loop equals a Python loop, in every mode of differentiation."""
 
 import functools
 
@@ -14,7 +14,7 @@ MOST = 13
 COUNTS = [0, 1, 2, 5, MOST - 1, MOST, MOST + 3]
 generator = np.random.default_rng(0)
 WEIGHTS = generator.normal(size=MOST).astype("f")
-# One example for each count: p, x, us and the count.
+# Examples (p, x, us, count), one for each count.
 EXAMPLES = (
     generator.uniform(0.2, 1.5, len(COUNTS)).astype("f"),
     generator.uniform(0.2, 1.5, len(COUNTS)).astype("f"),
@@ -28,9 +28,9 @@ def step(p, x, u):
 
 
 def in_python(p, x, us, count):
-    """The last value and all values before, for loops of any length up to `MOST`.
+    """The final value and all earlier values of a loop of at most `MOST` steps.
 
-    JAX's own scan replaces the loop of Python: the scan compiles once and not `MOST` times.
+    A `jax.lax.scan` replaces the Python loop, because it compiles once instead of `MOST` times.
     """
 
     def body(x, each):
@@ -106,7 +106,7 @@ LOOPS = {
     "while-without-limit": functools.partial(with_while, max_steps=None),
     "scan": with_scan,
 }
-# Loops without a limit need a number of carries to save. Batches: see `test_nested`.
+# Loops without a limit need `checkpoints`. `test_nested` tests batches.
 CASES = [
     ("while", "checkpointed", None, ["value", "hessian"]),
     ("while", "bounded", None, ["reverse-over-forward"]),
@@ -118,7 +118,7 @@ CASES = [
 
 @functools.cache
 def expected():
-    """The results of each mode for a loop of Python, by example: one program for all loops."""
+    """The results of each mode for a Python loop, by example. All tests share one program."""
     function = number(in_python)
     derived = [MODES[mode](function) for mode in ("value", "grad", "hessian")]
     value, grad, hessian = jax.jit(jax.vmap(lambda *args: [each(*args) for each in derived]))(
@@ -147,9 +147,9 @@ def test_loop_equals_a_loop_of_python(loop, kind, checkpoints, modes):
 
 @functools.cache
 def fewest_runs(steps, carries):
-    """The fewest steps to run to reverse `steps` from a saved carry, found by trial.
+    """The smallest number of steps that reverse mode must run again, by dynamic programming.
 
-    At most `carries` carries are saved at one time, including the first.
+    At most `carries` carries are saved at the same time, including the first.
     """
     if steps <= 1:
         return 0
@@ -180,7 +180,7 @@ def test_schedule_runs_the_fewest_steps(checkpoints):
         runs.clear()
         jax.block_until_ready(gradient(1.0, steps))
         jax.effects_barrier()
-        # The first run counts the steps. Each step runs once more for its derivative.
+        # The forward pass and the derivative of each step also run the step once.
         assert len(runs) == steps + fewest_runs(steps, checkpoints) + steps
 
 
@@ -196,7 +196,7 @@ def test_length_of_a_scan_may_be_zero_and_a_limit_ends_a_loop():
 
 
 def test_reversed_and_unrolled_scans_equal_jax():
-    """The values, gradients and second derivatives, for each way to save carries."""
+    """Compares values, gradients and second derivatives, for each setting of `checkpoints`."""
     xs = jnp.asarray(generator.normal(size=13).astype("f"))
     ways = [("lax", None), ("bounded", None), ("checkpointed", None), ("checkpointed", 3)]
     options = [(True, False), (True, 5), (False, 4), (False, True)]
@@ -240,10 +240,10 @@ def test_unroll_shortens_loops_in_reverse_mode_too():
         text = str(jax.make_jaxpr(jax.grad(loss))(jnp.ones(12)))
         return text.count("unroll=4"), text.count("unroll=1\n")
 
-    # The scan, and the scan of its derivative.
+    # Counts the scan and the scan of its derivative.
     assert turns(unroll=4) == (2, 0)
     assert turns(unroll=4, kind="bounded") == (2, 0)
-    # The scan over segments stays as it is.
+    # The scan over segments is not unrolled.
     assert turns(unroll=4, kind="checkpointed")[0] > 0
     for unroll in (0, -1, 2.0, "2"):
         says = f"unroll must be an integer of at least 1, got {unroll!r}"
@@ -277,7 +277,7 @@ def test_ended_members_of_a_batch_leave_no_nan():
 
 @pytest.mark.parametrize("kind", ["checkpointed", "bounded"])
 def test_compiled_batch_has_the_second_derivatives_of_its_members(kind):
-    # As many members as segments, or as steps, so that swapped axes cause no error of shapes.
+    # The batch is as large as the number of segments or steps, so swapped axes have equal shapes.
     weights = jnp.linspace(0.5, 1.0, {"checkpointed": 2, "bounded": 4}[kind])
 
     def last(weight, kind):

@@ -1,4 +1,4 @@
-"""Nested batches, buffers and derivatives of loops."""
+"""Nested batches, buffers and nested derivatives of loops."""
 
 import functools
 import itertools
@@ -16,13 +16,13 @@ ways = pytest.mark.parametrize(("kind", "checkpoints"), WAYS)
 
 
 def ways_and(*modes):
-    """Pairs each kind of loop with a mode."""
+    """All pairs of a kind of loop and a mode."""
     cases = [(*way, mode) for way, mode in zip(WAYS, modes, strict=True)]
     return pytest.mark.parametrize(("kind", "checkpoints", "mode"), cases)
 
 
 def repeated(count, body, *start, buffers=None, max_steps=6, kind="checkpointed", checkpoints=None):
-    """The last carry of a loop of so many steps, whose body gets the number of the step."""
+    """The final carry of a loop of `count` steps. The body receives the index of the step."""
     return loops.while_loop(
         lambda carry: carry[0] < count,
         lambda carry: (carry[0] + 1, *body(*carry)),
@@ -38,7 +38,7 @@ assert_close = functools.partial(assert_close, rtol=1e-4, atol=1e-5)
 
 
 def twice(total):
-    """The gradient of a projection of the gradient: reverse over reverse, as one number."""
+    """Reverse over reverse: the gradient of a projection of the gradient, as one number."""
 
     def projection(*args):
         gradient = jax.grad(total, tuple(range(len(args))))(*args)
@@ -88,7 +88,7 @@ def total_of_shared(run):
 
 @ways_and(twice, jax.grad)
 def test_carry_may_have_entries_without_derivatives(kind, checkpoints, mode):
-    """The time does not depend on the weight, and so has no tangent."""
+    """The time in the carry does not depend on the weight, so it has no tangent."""
 
     @jax.custom_jvp
     def of_time(t):
@@ -146,7 +146,7 @@ def test_buffer_that_the_body_reads_has_second_derivatives(kind, checkpoints, or
         options = {"kind": kind, "checkpoints": checkpoints, "max_steps": 4}
         return repeated(3, step, jnp.zeros(4), x, buffers=1, **options)[1]
 
-    # The steps come to x^4, x^7 and x^10.
+    # The steps give x^4, x^7 and x^10.
     found, expected = run, 0.7**10
     for power in range(10, 10 - order, -1):
         found, expected = jax.grad(found), expected * power / 0.7
@@ -154,7 +154,7 @@ def test_buffer_that_the_body_reads_has_second_derivatives(kind, checkpoints, or
 
 
 @ways_and(jax.grad, jax.jacfwd)
-def test_loop_may_be_in_a_batch_that_it_does_not_depend_on(kind, checkpoints, mode):
+def test_loop_may_be_in_a_batch_of_other_arrays(kind, checkpoints, mode):
     def run(w):
         step = lambda index, x, buffer: (jnp.sin(w * x), buffer.at[index].set(x))
         start = 0.5, jnp.zeros(4)

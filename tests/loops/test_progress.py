@@ -1,4 +1,4 @@
-"""Bars and lines that show the progress of compiled loops."""
+"""Progress bars and lines of compiled loops."""
 
 import importlib.util
 import io
@@ -33,12 +33,12 @@ def plain_environment(monkeypatch):
 
 
 def all_lines(total, stream, description="", **options):
-    """A bar that writes a line for each call."""
+    """A progress bar that writes a line at each update."""
     return loops.progress(total, description, kind="lines", interval_s=0, stream=stream, **options)
 
 
 def steps_in(stream):
-    """The numbers of the shown steps."""
+    """The steps that the output shows."""
     jax.effects_barrier()
     return [int(number) for number in re.findall(r"step (\d+)", stream.getvalue())]
 

@@ -1,4 +1,4 @@
-"""Loops inside `jax.shard_map`, with its check of varying arrays, and transposes of loops."""
+"""Loops in `jax.shard_map` with its check of varying arrays, and transposes of loops."""
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ WEIGHT, ROWS = np.array([0.9, 0.8], np.float32), np.array([[1, 2], [3, 5]], np.f
 
 
 def scanned(weight, row, **options):
-    """The carry starts replicated; one of its arrays stays replicated."""
+    """A scan whose carry starts replicated. One of its arrays stays replicated."""
 
     def body(carry, x):
         varying, replicated = carry
@@ -27,7 +27,7 @@ def scanned(weight, row, **options):
 
 
 def counted(weight, row, **options):
-    """Each device runs another number of steps, and writes to a buffer that starts replicated."""
+    """The number of steps differs between devices. The buffer of the loop starts replicated."""
 
     def body(carry):
         step, x, written = carry

@@ -13,8 +13,8 @@ from tests.nn.arrays import normal
 
 
 def perturbed(layer, key):
-    """Every array of a layer moved, so that no two of its scales are alike."""
-    # By NumPy, which compiles nothing for each shape.
+    """Adds noise to every array of a layer, so that all scales differ."""
+    # NumPy does not compile a program for each shape.
     generator = np.random.default_rng(np.asarray(jr.key_data(key)))
 
     def move(leaf):
@@ -33,12 +33,12 @@ def kl_by_numpyro(layer, fan_in, prior_scale):
     return kl if mean.bias is None else kl + part(mean.bias, layer.bias_rho, prior_scale)
 
 
-def test_kl_equals_that_in_numpyro(getkey):
+def test_kl_equals_numpyro(getkey):
     conv = nn.Conv2d(4, 2, (2, 3), groups=2, key=getkey())
     cases = [
         (nn.BayesianLinear(3, 2, prior_scale=0.3, key=getkey()), 3, 0.3),
         (nn.BayesianLinear(3, 2, False, prior_scale=7.0, key=getkey()), 3, 7.0),
-        # Two of the four channels in each group, by a kernel of 2 x 3.
+        # Each group has two of the four channels. The kernel is 2 x 3.
         (nn.BayesianConv(conv, prior_scale=0.7), 2 * 6, 0.7),
     ]
     layers = [perturbed(layer, getkey()) for layer, *_ in cases]
@@ -57,7 +57,7 @@ def test_kl_and_its_gradient_stay_finite_where_softplus_underflows(getkey):
     layer = tree_at(lambda layer: layer.weight_rho, layer, jnp.full((2, 2), -1000.0))
     value, gradient = filter_jit(filter_value_and_grad(lambda layer: layer.kl()))(layer)
     assert np.isfinite(value)
-    # d KL / d rho = s'(rho) (s / p^2 - 1 / s), which tends to -1 as s does to 0.
+    # d KL / d rho = s'(rho) (s / p^2 - 1 / s) tends to -1 as s tends to 0.
     np.testing.assert_allclose(gradient.weight_rho, -1)
 
 
@@ -123,7 +123,7 @@ class Incomplete(nn.BayesianLayer):
         return jnp.zeros(())
 
 
-def test_bad_input_is_an_error_that_says_the_ways_out(getkey):
+def test_error_of_bad_input_names_the_ways_out(getkey):
     for make, error, message in BAD_INPUT:
         with jax.debug_key_reuse(False), pytest.raises(error, match=message):
             make(getkey())
@@ -137,7 +137,7 @@ def test_wrong_scale_is_refused_by_name(name, getkey):
                 make(getkey(), **{name: bad})
 
 
-def test_sample_posterior_replaces_every_bayesian_layer_and_no_other(getkey):
+def test_sample_posterior_replaces_exactly_the_bayesian_layers(getkey):
     plain = nn.Linear(2, 2, key=getkey())
     model = nn.Sequential([nn.BayesianLinear(2, 2, key=getkey()), plain, nn.Lambda(jnp.tanh)])
     drawn = filter_jit(nn.sample_posterior)(model, getkey())
@@ -155,7 +155,7 @@ def test_drawn_layers_are_independent(getkey):
 
 
 class Shift(nn.BayesianLayer):
-    """A user's layer."""
+    """A layer of a user."""
 
     mean: jax.Array
 
@@ -167,7 +167,7 @@ class Shift(nn.BayesianLayer):
 
 
 class Autoencoder(eqx.Module):
-    """Has methods of the same names, with other meanings."""
+    """Has methods with the names of a `BayesianLayer`, but other meanings."""
 
     decoder: nn.Linear
 

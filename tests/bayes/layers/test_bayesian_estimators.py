@@ -1,4 +1,4 @@
-"""Estimators: the noise that layers with random weights draw in a call."""
+"""Estimators, which choose the noise of a layer with random weights."""
 
 import math
 
@@ -40,7 +40,7 @@ def _draw(model, x, key):
 
 
 def draw(model, x, key):
-    """Outputs for the batch `x` in each of many steps, as float64."""
+    """Many random outputs for the batch `x`, as float64."""
     return np.asarray(_draw(model, x, key), np.float64)
 
 
@@ -55,7 +55,7 @@ def moments_of_linear(layer, x):
 
 
 def moments_of_conv(layer, x):
-    # Each of the two groups has two channels of the input and one of the output.
+    # Each of the two groups has two input channels and one output channel.
     x = np.asarray(x, np.float64).reshape(len(x), 2, 2, -1)
     windows = np.stack([x[..., n : n + 2] for n in range(x.shape[-1] - 1)], axis=-1)
 
@@ -74,7 +74,7 @@ def covariance(first, second):
 
 def check_moments(outputs, mean, variance):
     assert (abs(outputs.mean(0) - mean) < 5 * np.sqrt(variance / NUM_DRAWS)).all()
-    # The variance of n Gaussian draws has a standard error of sqrt(2 / n) of itself.
+    # The variance of n Gaussian draws has a relative standard error of sqrt(2 / n).
     np.testing.assert_allclose(outputs.var(0), variance, rtol=5 * math.sqrt(2 / NUM_DRAWS))
 
 
@@ -98,26 +98,26 @@ def test_positions_of_an_image_covary_unless_their_noise_is_independent(estimato
     mean, variance = moments_of_conv(layer, x)
     check_moments(outputs, mean, variance)
     found, standard_error = covariance(outputs[:, 1, :, 0], outputs[:, 1, :, 1])
-    # Of a constant image, each place is the same function of the weights.
+    # For a constant image, each position is the same function of the weights.
     expected = np.zeros(2) if estimator == "local" else variance[1, :, 0]
     assert (abs(found - expected) < 5 * standard_error).all()
 
 
-def test_examples_of_a_flipout_batch_differ_in_signs_of_outputs_and_of_inputs(getkey):
+def test_examples_of_a_flipout_batch_have_different_signs_of_inputs_and_outputs(getkey):
     layer = make_linear("flipout", getkey)
     x = np.repeat(np.array([[0, 0, 0], [1, 1, 1]], np.float32), 16, axis=0)
     noises = eqx.filter_jit(
         lambda layer, x, key: outputs_of_batch(layer, x, key) - jax.vmap(layer.mean_layer())(x)
     )
     noise = np.asarray(noises(layer, x, getkey()))
-    # Of zeros it is the perturbation of the bias, with the sign of the output.
+    # For zero inputs, the noise is the perturbation of the bias times the sign of the output.
     np.testing.assert_allclose(abs(noise[:16]), abs(noise[:1]).repeat(16, axis=0), rtol=1e-3)
     assert {-1.0, 1.0} == set(np.sign(noise[:16, 0]).tolist())
     assert len(np.unique(abs(noise[16:, 0]).round(3))) > 2
 
 
 def test_signs_of_flipout_are_balanced_and_uncorrelated(getkey):
-    # More than the 32 that one word gives.
+    # Random bits for 40 signs need more than one 32-bit word.
     signs = jax.jit(jax.vmap(lambda key: _random_signs(key, jnp.zeros(40))))(
         jr.split(getkey(), NUM_DRAWS)
     )
@@ -142,7 +142,7 @@ def test_last_perturbation_decides_the_noise(getkey):
     assert (first != other).all()
 
 
-def test_call_draws_the_weights_of_sample_with_the_same_key(getkey):
+def test_call_and_sample_draw_the_same_weights_with_the_same_key(getkey):
     layer, key, x = make_linear("weights", getkey), getkey(), jnp.ones(3)
     outputs = eqx.filter_jit(lambda layer, key: (layer(x, key=key), layer.sample(jr.clone(key))(x)))
     np.testing.assert_array_equal(*outputs(layer, key))
@@ -178,7 +178,7 @@ def test_layers_without_shared_noise_stay_unchanged(getkey):
     assert eqx.tree_equal(nn.with_perturbation(model, getkey()), model)
 
 
-def test_flipout_without_a_perturbation_says_where_and_what_to_write(getkey):
+def test_error_of_flipout_without_a_perturbation_names_layer_and_fix(getkey):
     model = nn.BayesianMLP(3, 2, 4, 1, estimator="flipout", key=getkey())
     with pytest.raises(
         RuntimeError,

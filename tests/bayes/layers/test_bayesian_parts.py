@@ -1,4 +1,4 @@
-"""Models with random weights, taken apart into means and scales and put together again."""
+"""Splits models with random weights into means and scales, and rebuilds them."""
 
 import jax
 import jax.numpy as jnp
@@ -31,7 +31,7 @@ LAYERS = {
 
 
 class Scaled(eqx.Module):
-    """A user's Module, with a layer and arrays of its own around it."""
+    """A user's Module with a layer and its own arrays."""
 
     layer: object
     scale: jax.Array
@@ -43,7 +43,7 @@ class Scaled(eqx.Module):
 
 @pytest.fixture
 def network(getkey):
-    """Linear layers and convolutions in a dict, a tuple and Modules; one stacked, one frozen."""
+    """Linear layers and convolutions in containers and Modules. One is stacked, one is frozen."""
     return {
         "first": (nn.Conv1d(2, 3, 2, key=getkey()), nn.LayerNorm(3)),
         "second": Scaled(nn.Linear(3, 2, use_bias=False, key=getkey()), jnp.array(2.0)),
@@ -54,7 +54,7 @@ def network(getkey):
 
 @pytest.fixture
 def model(network):
-    """`network` with Bayesian layers, the frozen one among them as it is."""
+    """`network` with Bayesian layers. The frozen layer is unchanged."""
     where = lambda network: (network["first"], network["second"], network["stack"])
     return nn.to_bayesian(network, where)
 
@@ -74,12 +74,12 @@ def test_scales_are_those_of_a_new_layer(name, getkey):
     assert jax.tree.structure(posterior) == jax.tree.structure(prior) == jax.tree.structure(mean)
 
 
-# The largest errors of XLA's functions in float32, in units of 2**-24 of what they return, rounded
-# up: measured over all sizes of their arguments that follow from the scales below.
+# The largest relative errors of XLA's functions in float32, in units of 2**-24, rounded up. They
+# were measured for the arguments that result from the scales below.
 EXPM1, LOG, EXP, LOG1P = 6, 2, 2, 4
 
 
-def test_scale_of_any_size_comes_back_with_its_gradient():
+def test_scale_of_any_size_survives_the_round_trip_with_its_gradient():
     scales = jnp.array([1e-30, 1e-12, 1e-3, 1.0, 50.0, 1e4])
     back = jax.value_and_grad(lambda scale: jax.nn.softplus(rho_of(scale)))
     found, gradient = jax.jit(jax.vmap(back))(scales)
@@ -87,10 +87,10 @@ def test_scale_of_any_size_comes_back_with_its_gradient():
     np.testing.assert_allclose(gradient, 1, rtol=1e-5)
 
 
-def test_posterior_mean_is_the_network_before(network, model):
+def test_posterior_mean_is_the_original_network(network, model):
     mean = nn.posterior_mean(model)
     assert jax.tree.structure(mean) == jax.tree.structure(network)
-    # To compare NumPy's arrays compiles nothing.
+    # Comparing NumPy arrays compiles nothing.
     arrays = lambda leaf: np.asarray(leaf) if eqx.is_array(leaf) else leaf
     assert eqx.tree_equal(jax.tree.map(arrays, mean), jax.tree.map(arrays, network))
 
@@ -144,7 +144,7 @@ def test_model_is_rebuilt_from_its_parts(network, model):
         np.testing.assert_allclose(found, each, rtol=1e-5)
 
 
-def test_layer_with_a_scale_missing_stays_plain(getkey):
+def test_layer_with_a_missing_scale_stays_plain(getkey):
     network = [nn.Linear(2, 2, key=getkey()), nn.Linear(2, 2, key=getkey())]
     scales = jax.tree.map(jnp.ones_like, network)
     scales[0] = eqx.tree_at(lambda layer: layer.bias, scales[0], None)
@@ -170,7 +170,7 @@ def test_layer_of_a_user_without_the_method_is_named_with_its_path(getkey):
 
 
 @pytest.mark.parametrize(("layer", "other"), [("linear", "conv"), ("conv", "linear")])
-def test_parts_of_another_kind_are_refused(layer, other, getkey):
+def test_parts_of_different_kinds_are_refused(layer, other, getkey):
     layer, other = (LAYERS[name](key=getkey()) for name in (layer, other))
     name = "Linear" if isinstance(layer, nn.BayesianLinear) else "Conv"
     with pytest.raises(TypeError, match=rf"^mean must be an nn\.{name}, got a "):

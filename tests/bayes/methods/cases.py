@@ -1,4 +1,4 @@
-"""Every method of inference, with settings that suit a test, and problems for it."""
+"""Every method of inference with settings for tests, and target distributions."""
 
 import dataclasses
 import functools
@@ -83,17 +83,17 @@ class LinearModel:
         return -0.5 * (log_det + self.y @ np.linalg.solve(covariance, self.y))
 
     def best_rate(self, batch_size):
-        """Of stochastic gradient descent: `2 B d / (N trace(H))`, with the Hessian of the loss.
+        """The optimal rate of constant SGD, `2 B d / (N trace(H))`. `H` is the Hessian of the loss.
 
         Mandt, Hoffman and Blei (2017).
         """
         return 2 * batch_size * 3 / np.trace(self.precision)
 
     def stationary_covariance(self, method):
-        """The covariance of draws of SGLD or SGHMC with gradients of all data.
+        """The covariance of draws of SGLD or SGHMC with full gradients.
 
-        Steps are linear: `x' = x - h P x + sqrt(2 h T) noise` for SGLD. A step of SGHMC is a map of
-        place and momentum, which is iterated here.
+        The steps are linear. SGLD computes `x' = x - h P x + sqrt(2 h T) noise`. A step of SGHMC
+        is a linear map of position and momentum, which this function iterates.
         """
         precision, one, zero = self.precision, np.eye(3), np.zeros((3, 3))
         rate, temperature = method.step_size / self.num_data, method.temperature
@@ -123,7 +123,7 @@ LINEAR = LinearModel()
 
 
 class Rate(eqx.Module):
-    """The same rate for all inputs."""
+    """Returns the same rate for all inputs."""
 
     rate: jax.Array
 
@@ -131,12 +131,12 @@ class Rate(eqx.Module):
         return jnp.log(self.rate)
 
 
-# The line search is smaller than L-BFGS, and asks for the loss, its value and its gradient too.
+# The line search compiles faster than L-BFGS, and also needs the loss, its value and its gradient.
 DESCENT = optax.chain(optax.sgd(1.0), optax.scale_by_backtracking_linesearch(10))
 
-# By the name of its class: tests/bayes/methods/test_laws.py fails for a method that is not here.
-# They are long enough for the closed form of `LinearModel`; chains share one program that judges
-# draws of their shape.
+# Maps the name of a class to a method. test_laws.py fails if a method is missing here. The runs are
+# long enough to reach the closed form of `LinearModel`. Chains have draws of the same shape, so
+# that all share one program for diagnostics.
 METHODS: dict[str, bayes.Method] = {
     "DeepEnsemble": bayes.DeepEnsemble(steps=3, members=3),
     "EarlyStoppedEnsemble": bayes.EarlyStoppedEnsemble(steps=3, members=3),
@@ -175,7 +175,7 @@ DROPOUT_RATE = 0.3
 
 
 def target_of(name):
-    """The linear model, for one method in single precision, behind dropout for another."""
+    """The linear model: in single precision for one method, with dropout for another."""
     target = LINEAR.target
     if name == "MCLMC":
         model = nn.Linear(2, "scalar", key=jr.key(0), dtype=jnp.float32)
@@ -195,7 +195,7 @@ def run(method, target=None, key=None, **kwargs):
 
 @functools.cache
 def fitted(name):
-    """One run of each method, with which all laws are tested."""
+    """One run of a method, which the tests of all laws share."""
     return run(METHODS[name], target_of(name))
 
 
@@ -205,14 +205,14 @@ def covariance_of(normal, size):
 
 
 def as_vectors(samples):
-    """Draws of a linear model as an array, the bias last."""
+    """Draws of a linear model as an array, with the bias last."""
     layer = samples.model[1] if isinstance(samples.model, nn.Sequential) else samples.model
     weight, bias = np.asarray(layer.weight), np.asarray(layer.bias)
     return np.concatenate([weight[:, 0], bias.reshape(-1, 1)], axis=1)
 
 
 def check_moments(draws, mean, covariance, ess, atol=5):
-    """Means and covariances within some Monte Carlo errors."""
+    """Compares means and covariances, up to `atol` Monte Carlo errors."""
     white = np.linalg.solve(np.linalg.cholesky(covariance), (draws - mean).T)
     np.testing.assert_allclose(np.mean(white, axis=1) * np.sqrt(ess), 0, atol=atol)
     identity = np.eye(len(white))

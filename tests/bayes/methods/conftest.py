@@ -1,4 +1,4 @@
-"""Fixtures of the tests of methods."""
+"""Fixtures for tests of methods."""
 
 import jax
 import pytest

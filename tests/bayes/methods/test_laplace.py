@@ -1,4 +1,4 @@
-"""Laplace on models where it is exact, and each structure compared with the dense matrix."""
+"""Laplace on models where it is exact. Each structure is compared with the dense matrix."""
 
 import dataclasses
 import functools
@@ -56,7 +56,7 @@ def predicting(posterior, predictive):
 
 
 def linear_target(likelihood, prior=None):
-    """A model with the parameters of the closed form."""
+    """A linear model whose parameters are the mode of the closed form."""
     layer = nn.Linear(2, "scalar", key=jr.key(0), dtype=jnp.float64)
     weight, bias = (jnp.asarray(each) for each in (LINEAR.mean[None, :2], LINEAR.mean[2:]))
     layer = eqx.tree_at(lambda each: (each.weight, each.bias), layer, (weight, bias))
@@ -107,7 +107,7 @@ def classes(structure="full"):
 
 @jax.numpy_rank_promotion("allow")
 def linearised(target, x):
-    """Outputs for inputs, (N, C), and their derivatives by the unknowns, (N, C, d)."""
+    """Outputs, (N, C), and their derivatives with respect to the unknowns, (N, C, d)."""
     problem = bayes.Problem(target)
 
     def outputs(vector):
@@ -129,7 +129,7 @@ def logits_of_classes():
 
 
 def precision_of_small(prior_scale=1.0):
-    """The Gauss-Newton matrix of 13 parameters, and the exact Hessian of the log of the scale."""
+    """The Gauss-Newton matrix of 13 parameters with the exact Hessian of the log scale."""
     outputs, jacobian = (each[:, 0] for each in outputs_of_small())
     error, log_scale = outputs - np.sin(LINEAR.y), place_of(small_target())[-1]
     weight = np.exp(-2 * log_scale)
@@ -140,7 +140,7 @@ def precision_of_small(prior_scale=1.0):
 
 
 def precision_of_logits(logits, jacobian):
-    """The Gauss-Newton matrix of a likelihood of classes, and a standard normal prior."""
+    """The Gauss-Newton matrix of a categorical likelihood with a standard normal prior."""
     chances, size = softmax(logits, axis=1), jacobian.shape[-1]
     inner = chances[:, :, None] * (np.eye(logits.shape[1]) - chances[:, None])
     of_data = np.einsum("nci,ncd,ndj->ij", jacobian, inner, jacobian, optimize=True)
@@ -152,7 +152,7 @@ def precision_of_classes():
 
 
 def block_precision(block):
-    """The precision that a block of `kronecker` stands for."""
+    """The dense precision of a block of the structure `kronecker`."""
     bases = functools.reduce(np.kron, [np.asarray(basis) for basis in block.bases])
     return bases * np.asarray(block.values).reshape(-1) @ bases.T
 
@@ -186,8 +186,8 @@ def test_full_and_diagonal_equal_the_dense_matrix():
     np.testing.assert_allclose(found, np.diag(1 / np.diag(precision)), rtol=1e-6)
 
 
-def test_last_layer_is_its_block_of_the_dense_matrix():
-    # Of 13 parameters those of the last layer are 4; after them comes the scale.
+def test_last_layer_equals_a_block_of_the_dense_matrix():
+    # The last layer has the last 4 of 13 parameters. The scale follows.
     precision = precision_of_small()
     posterior = small("last_layer")
     found = covariance_of(posterior.found.normal, 5)
@@ -198,15 +198,15 @@ def test_last_layer_is_its_block_of_the_dense_matrix():
     assert np.ptp(last, axis=0).min() > 0
 
 
-def test_kronecker_is_exact_for_arrays_that_are_not_matrices():
+def test_kronecker_is_exact_for_biases_and_the_scale():
     found, precision = small("kronecker").found, precision_of_small()
-    # The biases of both layers, and the scale.
+    # The blocks of both biases and of the scale.
     for index, start, stop in [(1, 6, 9), (3, 12, 13), (4, 13, 14)]:
         block = block_precision(found.normal.blocks[index])
         np.testing.assert_allclose(block, precision[start:stop, start:stop], rtol=1e-6)
 
 
-def test_kronecker_is_as_near_as_the_nearest_product():
+def test_kronecker_is_the_nearest_kronecker_product():
     check_nearest(0, 0, (2, 2))
     check_nearest(2, 6, (3, 4))
 
@@ -216,7 +216,7 @@ def check_nearest(index, start, shape):
     place = slice(start, start + size)
     wanted = precision_of_classes()[place, place] - np.eye(size)
     found = block_precision(classes("kronecker").found.normal.blocks[index]) - np.eye(size)
-    # Van Loan and Pitsianis: rearranged, a Kronecker product has rank one.
+    # A rearranged Kronecker product has rank one (Van Loan and Pitsianis, 1993).
     rearranged = wanted.reshape(*shape, *shape).transpose(0, 2, 1, 3).reshape(shape[0] ** 2, -1)
     least = np.sqrt(np.sum(np.linalg.svd(rearranged, compute_uv=False)[1:] ** 2))
     assert least > 1e-3 * np.linalg.norm(wanted)
@@ -224,7 +224,7 @@ def check_nearest(index, start, shape):
 
 
 @pytest.mark.parametrize("structure", ["full", "diagonal", "kronecker"])
-def test_draws_and_predictions_have_one_covariance(structure):
+def test_draws_and_predictions_have_the_same_covariance(structure):
     normal, size = classes(structure).found.normal, 21
     of = eqx.filter_jit(lambda normal, rows: (normal.draw(rows), normal.log_det_precision))
     rows, log_det_precision = of(normal, np.eye(size))
@@ -237,7 +237,7 @@ def test_draws_and_predictions_have_one_covariance(structure):
 
 def test_curvature_does_not_depend_on_blocks_or_the_mode_of_differentiation(monkeypatch):
     expected = covariance_of(classes().found.normal, 21)
-    monkeypatch.setattr(_gauss_newton, "_BLOCK_BYTES", 5000)  # some examples at once, not all ten
+    monkeypatch.setattr(_gauss_newton, "_BLOCK_BYTES", 5000)  # blocks of some of the ten examples
     again = around(classes_target(), ad.Forward())
     np.testing.assert_allclose(covariance_of(again.found.normal, 21), expected, atol=1e-12)
 
@@ -254,7 +254,7 @@ def test_the_scale_of_a_hierarchical_prior_has_its_curvature():
     np.testing.assert_allclose(found, np.diag(1 / wanted), rtol=1e-6)
 
 
-def test_negative_curvature_counts_by_its_size():
+def test_negative_curvature_counts_by_its_absolute_value():
     rotation = np.linalg.qr(np.random.default_rng(0).normal(size=(3, 3)))[0]
     factor = positive_cholesky(jnp.asarray(rotation * np.array([4.0, -2.0, 1.0]) @ rotation.T))
     np.testing.assert_allclose(factor, np.tril(factor))
@@ -267,7 +267,7 @@ def test_negative_curvature_counts_by_its_size():
 
 
 class Mixed(eqx.Module):
-    """Outputs that depend on the rows of others, in one example more than in another."""
+    """Each output depends on other rows, by an amount that differs between examples."""
 
     layer: nn.Linear
 
@@ -278,7 +278,7 @@ class Mixed(eqx.Module):
 
 @functools.cache
 def many_classes_target(is_mixed=False):
-    """A linear classifier of 20 classes, at its mode."""
+    """A linear classifier with 20 classes, at its mode."""
     x = 3 * np.random.default_rng(0).normal(size=(60, 3))
     layer = nn.Linear(3, 20, key=jr.key(0), dtype=jnp.float64)
     model = Mixed(layer) if is_mixed else layer
@@ -320,7 +320,7 @@ def test_structures_agree_on_left_out_examples_of_many_classes():
 
 
 class Two(eqx.Module):
-    """Some inputs have weights of about 2, the others of 0."""
+    """Some inputs have weights of about 2, the other weights are 0."""
 
     used: nn.Linear
     unused: nn.Linear
@@ -331,9 +331,9 @@ class Two(eqx.Module):
 
 @pytest.mark.parametrize("max_full", [2000, 0])
 def test_tuned_scales_have_the_greatest_evidence(max_full, monkeypatch):
-    monkeypatch.setattr(_prior_scales, "MAX_FULL", max_full)  # 0 tunes by Kronecker products.
+    monkeypatch.setattr(_prior_scales, "MAX_FULL", max_full)  # 0 selects Kronecker products.
     rng = np.random.default_rng(0)
-    # The columns are orthogonal, so that no precision between the two layers is left out.
+    # The columns are orthogonal, so the precision has no terms between the two layers.
     x = np.linalg.qr(rng.normal(size=(40, 8)))[0] * 6
     y = x[:, :3] @ np.array([1.0, 3.0, -2.0]) + 0.5 * rng.normal(size=40) + 1.0
     keys, use = jr.split(jr.key(0)), {"use_bias": False, "dtype": jnp.float64}
@@ -342,7 +342,7 @@ def test_tuned_scales_have_the_greatest_evidence(max_full, monkeypatch):
     )
     prior = bayes.prior_by_path({"used.*": bayes.normal(1.0, 0.5), "**": dist.Normal(0.0, 1.0)})
     target = bayes.Posterior(model, prior, bayes.Gaussian(0.5), (x, y))
-    # With another number of steps, the program is compiled again, with the other `MAX_FULL`.
+    # A different number of steps causes a compilation with the new `MAX_FULL`.
     steps = 600 if max_full else 601
     method = bayes.Laplace(steps=steps, learning_rate=0.05, tune_prior=True)
     posterior = run(method, target)
@@ -362,7 +362,7 @@ def test_tuned_scales_have_the_greatest_evidence(max_full, monkeypatch):
 
 
 def test_tuning_keeps_both_scales_moderate_if_only_their_product_matters():
-    """A homogeneous network has the same outputs if one layer grows and the other one shrinks."""
+    """Scaling one layer up and the other layer down does not change the outputs."""
     rng = np.random.default_rng(1)
     x = rng.normal(size=(80, 2))
     y = np.abs(x[:, 0]) - np.abs(x[:, 1]) + 0.1 * rng.normal(size=80)
@@ -390,7 +390,7 @@ def test_leave_one_out_is_exact_for_a_linear_model():
     np.testing.assert_allclose(linear().found.width.nll, np.mean(nlls), rtol=1e-3)
 
 
-def test_width_is_1_where_the_model_is_right():
+def test_width_is_1_if_the_model_is_correct():
     x, layer = np.random.default_rng(3).normal(size=(40, 3)), nn.Linear(3, "scalar", key=jr.key(0))
     target = bayes.Posterior(layer, bayes.normal(), bayes.Bernoulli(), (x, np.zeros(40, int)))
 
@@ -410,7 +410,7 @@ def test_width_is_1_where_the_model_is_right():
     assert np.all(np.asarray(widths) == 1)
 
 
-def test_many_outputs_have_cholesky_factors(monkeypatch):
+def test_many_outputs_use_cholesky_factors(monkeypatch):
     method = {"structure": "kronecker", "width": None}
     expected = around(classes_target(), **method), jr.key(2)
     for module in (_gauss_newton, _leave_one_out):
@@ -426,7 +426,7 @@ def test_many_outputs_have_cholesky_factors(monkeypatch):
     np.testing.assert_allclose(moments[1], moments[0], rtol=1e-6)
 
 
-def test_predictions_are_no_worse_than_the_mode_under_a_prior_that_is_too_wide():
+def test_predictions_are_better_than_the_mode_if_the_prior_is_too_wide():
     x = np.random.default_rng(0).normal(size=(260, 4))
     y = np.argmax(x[:, :3], axis=1)
     model = nn.MLP(4, 3, width_size=8, depth=1, key=jr.key(0), dtype=jnp.float64)
@@ -446,7 +446,7 @@ def test_predictions_are_no_worse_than_the_mode_under_a_prior_that_is_too_wide()
 
 
 def logits_by_hand():
-    """Means of the logits of new inputs, and their covariances."""
+    """The means and covariances of the logits of new inputs."""
     means, jacobian = (each[len(INPUTS) :] for each in logits_of_classes())
     inverse = np.linalg.inv(precision_of_classes())
     return means, np.einsum("nci,ij,ndj->ncd", jacobian, inverse, jacobian)
@@ -461,7 +461,7 @@ def test_linearised_logits_have_the_dense_mean_and_covariance():
     centred = logits - logits.mean(axis=0)
     found = np.einsum("snc,snd->ncd", centred, centred) / len(logits)
     np.testing.assert_allclose(found, wanted, rtol=1e-6)
-    # Too few draws for a covariance are plain ones.
+    # One draw is too few to correct the covariance.
     prediction = bayes.predict(classes(), NEW_INPUTS, key=jr.key(2), num_samples=1)
     assert np.all(np.isfinite(prediction.logits))
 

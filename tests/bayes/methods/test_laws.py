@@ -1,4 +1,4 @@
-"""Laws of every method of inference, on linear regression, whose posterior is known."""
+"""Laws of every method of inference. The posterior is linear regression in closed form."""
 
 import pathlib
 import re
@@ -31,14 +31,14 @@ from tests.bayes.methods.cases import (
     target_of,
 )
 
-# Laplace begins with a MAP. Ensembles stand in tests/bayes/test_infer.py and test_modes.py, and in
-# test_samplers.py.
+# Not tested here. Laplace starts with a MAP. tests/bayes/test_infer.py, test_modes.py and
+# test_samplers.py test ensembles.
 POINTS = {"DeepEnsemble", "EarlyStoppedEnsemble", "MAP"}
 
 
 @pytest.fixture(scope="module", params=sorted(METHODS.keys() - POINTS))
 def name(request):
-    """One method after another, so that all laws of one are stated of one run."""
+    """The name of a method. A module-scoped fixture, so that all laws test the same run."""
     return request.param
 
 
@@ -51,12 +51,12 @@ def equal(tree, other):
 
 
 def draws_of(posterior):
-    """All that chains kept, or many: the same number in all laws, for one program."""
+    """All draws of chains, or 2000 draws. All laws use this number and share one program."""
     is_chain = type(posterior.method).__name__ in {"HMC", "NUTS", "MCLMC", "SGLD", "SGHMC"}
     return posterior.samples(None if is_chain else 2000, key=jr.key(2))
 
 
-def test_samples_are_networks_that_repeat_from_a_file(name, tmp_path: pathlib.Path):
+def test_samples_are_networks_and_equal_samples_of_a_loaded_run(name, tmp_path: pathlib.Path):
     posterior = fitted(name)
     samples = draws_of(posterior)
     weight, bias = layer_of(samples).weight, layer_of(samples).bias
@@ -77,7 +77,7 @@ def test_predictions_can_be_traced(name):
     assert eqx.filter_eval_shape(predicted, fitted(name), jr.key(0)).shape == (3,)
 
 
-def test_posterior_of_linear_regression_is_the_closed_form(name):
+def test_posterior_of_linear_regression_equals_the_closed_form(name):
     posterior = fitted(name)
     CLOSED_FORMS[name](posterior, as_vectors(draws_of(posterior)))
 
@@ -92,7 +92,7 @@ def check_chains(posterior, draws):
 
 def check_mclmc(posterior, draws):
     check_chains(posterior, draws)
-    # Steps are tuned to this variance of the error in energy.
+    # The step size is tuned until the energy error has this variance.
     wanted = METHODS["MCLMC"].energy_variance
     found = posterior.records["energy_change"].var(axis=1).mean() / 3
     assert wanted / 4 < found < wanted * 4
@@ -109,7 +109,7 @@ def check_laplace(posterior, draws):
 
 
 def check_dropout(posterior, draws):
-    # Of a linear model, dropout of inputs is a ridge (Wager, Wang and Liang, 2013).
+    # In a linear model, dropout of inputs is a ridge penalty (Wager, Wang and Liang, 2013).
     design = LINEAR.design(LINEAR.x)
     ridge = DROPOUT_RATE / (1 - DROPOUT_RATE) * np.diag(np.sum(design**2, axis=0) * [1, 1, 0])
     precision = LINEAR.precision + ridge / LINEAR.noise**2
@@ -120,7 +120,7 @@ def check_dropout(posterior, draws):
 
 
 def check_mean_field(posterior, draws):
-    """The best factors of a normal have variances 1 / P_ii (Bishop 2006, 10.1.2)."""
+    """The optimal factors have variances 1 / P_ii (Bishop 2006, section 10.1.2)."""
     scale = 1 / np.sqrt(np.diag(LINEAR.precision))
     np.testing.assert_allclose((posterior.found.mean - LINEAR.mean) / scale, 0, atol=0.03)
     np.testing.assert_allclose(posterior.found.scale, scale, rtol=0.04)
@@ -132,7 +132,7 @@ def check_pathfinder(posterior, draws):
     np.testing.assert_allclose(posterior.log_evidence, LINEAR.log_evidence, atol=0.05)
     check_moments(draws, LINEAR.mean, LINEAR.covariance, len(draws), atol=6)
     assert posterior.records == {}
-    # Centred where BlackJAX 1.7.1 has them, normals of paths cut short lose several nats.
+    # With the centres of BlackJAX 1.7.1, the normals of short paths lose several nats.
     gaps = LINEAR.log_evidence - np.mean(posterior.chains.states.log_ratios, axis=1)
     assert np.max(gaps) < 0.5
     assert posterior.diagnostics.warnings == ()
@@ -143,10 +143,10 @@ def check_pathfinder(posterior, draws):
 def check_stochastic(posterior, draws):
     method = posterior.method
     covariance = LINEAR.stationary_covariance(method)
-    # What is tested is wider than the posterior, by a bias that shows.
+    # The draws have a bias that is large enough to measure: they are wider than the posterior.
     ratio = np.max(np.diag(covariance) / np.diag(LINEAR.covariance))
     assert ratio > 1.1 * method.temperature
-    # One draw of each of many chains: all are independent.
+    # Each chain has one draw, so all draws are independent.
     check_moments(draws, LINEAR.mean, covariance, len(draws))
     assert posterior.diagnostics.broadening is None
 
@@ -181,7 +181,7 @@ def test_diagnostics_have_the_nll_of_the_draws_and_of_one_network(name):
     found, key = posterior.diagnostics.predictive, jr.fold_in(posterior.key, 3)
     prediction = bayes.predict(posterior, x, key=key, num_samples=100)
     np.testing.assert_allclose(found.posterior, bayes.metrics.nll(prediction, y), rtol=1e-5)
-    # Dropout is a ridge, whose mode is another.
+    # Dropout is a ridge penalty, which moves the mode.
     best = stats.norm(LINEAR.design(x) @ LINEAR.mean, LINEAR.noise).logpdf(np.asarray(y))
     assert abs(found.point + best.mean()) < (1.0 if name == "MCDropout" else 0.05)
     assert not any("worse than the network" in text for text in posterior.diagnostics.warnings)
@@ -200,7 +200,7 @@ def test_every_method_is_in_the_registry():
 def test_heavy_importance_weights_are_a_warning():
     posterior = fitted("Pathfinder")
     shape = posterior.chains.states.log_ratios.shape
-    # Weights of a Pareto distribution with k = 1.5.
+    # Weights from a Pareto distribution with k = 1.5.
     log_ratios = -1.5 * np.log(np.linspace(0, 1, shape[0] * shape[1] + 1)[1:]).reshape(shape)
     heavy = eqx.tree_at(lambda chains: chains.states.log_ratios, posterior.chains, log_ratios)
     again = fitted_from(posterior.problem, posterior.method, heavy, posterior.key)
@@ -234,7 +234,7 @@ def test_draw_without_noise_has_no_dropout():
 
 
 @pytest.mark.filterwarnings("ignore:.*Pareto:UserWarning")
-def test_arviz_has_draws_by_their_paths_and_judges_the_model_by_them():
+def test_arviz_has_draws_by_path_and_scores_the_model():
     posterior = fitted("HMC")
     tree, vectors = posterior.to_arviz(), posterior.records["draw"]
     assert set(tree.posterior.data_vars) == {"weight", "bias"}
@@ -257,7 +257,7 @@ def test_methods_that_make_new_draws_need_a_key_for_arviz():
         posterior.to_arviz()
 
 
-# --- what cannot serve --------------------------------------------------------------------------
+# --- bad input ----------------------------------------------------------------------------------
 
 WRONG_SETTINGS = [
     (bayes.NUTS, {"target_acceptance": 1.0}, "NUTS: target_acceptance must be less than 1"),
@@ -302,7 +302,7 @@ WRONG_SETTINGS = [
 ]
 
 
-def test_settings_that_cannot_serve_are_errors():
+def test_invalid_settings_are_errors():
     for kind, settings, message in WRONG_SETTINGS:
         with pytest.raises(ValueError, match=message):
             kind(**settings)
@@ -312,7 +312,7 @@ def test_settings_that_cannot_serve_are_errors():
         bayes.Laplace("last_layer")  # pyright: ignore[reportArgumentType]
     with pytest.raises(TypeError, match=r"MAP: optimiser .* such as `optax.adam\(1e-3\)`; got"):
         bayes.MAP(optimiser="adam")  # pyright: ignore[reportArgumentType]
-    # The ends of what is allowed.
+    # The limits of the allowed ranges.
     assert bayes.SGLD(decay=1.0).decay == 1
     assert bayes.SGHMC(friction=1.0).friction == 1
     assert bayes.SWAG(collect_steps=40, collect_every=20, rank=2).rank == 2

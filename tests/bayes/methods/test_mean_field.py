@@ -19,7 +19,7 @@ ESTIMATORS = ["local", "flipout", "weights"]
 
 
 def hierarchical():
-    """Normal priors whose scale is unknown, a uniform one, and an unknown noise."""
+    """A model with normal priors of unknown scale, a uniform prior and unknown noise."""
     prior = bayes.prior_by_path(
         {
             "layers[0].weight": bayes.normal(0.3, dist.HalfCauchy(1.0)),
@@ -40,7 +40,7 @@ def as_trees(problem, mean, rho):
     return Normals(problem.unflatten(mean), problem.unflatten(rho))
 
 
-def test_kl_equals_its_estimate_by_draws():
+def test_kl_equals_its_monte_carlo_estimate():
     problem = bayes.Problem(hierarchical())
     place = somewhere(problem)
     noise = np.random.default_rng(0).normal(size=(5000, problem.size))
@@ -96,7 +96,7 @@ def test_estimators_agree_on_the_bound():
         np.testing.assert_allclose(mean, local, atol=5 * np.hypot(error, local_error))
 
 
-def test_kl_counts_by_its_weight_as_it_warms_up():
+def test_weight_of_the_kl_increases_during_its_warm_up():
     problem = bayes.Problem(LINEAR.target)
     method = bayes.MeanField(kl_weight=0.5, warm_up=5)
 
@@ -124,7 +124,7 @@ def random_model():
     )
 
 
-def test_bayesian_layers_bring_their_prior_and_initial_posterior():
+def test_bayesian_layers_define_prior_and_initial_posterior():
     model = random_model()
     target = bayes.Posterior(model, None, bayes.Gaussian(0.3), (X, Y))
     problem = bayes.Problem(target)
@@ -146,7 +146,7 @@ def test_bayesian_layers_bring_their_prior_and_initial_posterior():
     expected = [layer.weight_prior_scale for layer in model.layers]
     np.testing.assert_allclose(found, expected, rtol=1e-12)
     np.testing.assert_allclose(*scales, rtol=1e-9)
-    # Their Kullback-Leibler divergence is that of `bayes.negative_elbo`.
+    # The Kullback-Leibler divergence equals the term in `bayes.negative_elbo`.
     np.testing.assert_allclose(*kls, rtol=1e-6)
 
 

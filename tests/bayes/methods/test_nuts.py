@@ -1,4 +1,4 @@
-"""NUTS compared with a plain sampler: one chain at a time, trajectories as loops over lists."""
+"""NUTS compared with a simple sampler, which runs one chain and loops over lists."""
 
 import sys
 from types import SimpleNamespace
@@ -19,7 +19,7 @@ from tests.bayes.methods.cases import run
 pytestmark = pytest.mark.usefixtures("as_methods_run")
 
 SIZE, CHAINS, DRAWS = 3, 4, 40
-# The last step size is so large that some trajectories diverge.
+# With the last step size, some trajectories diverge.
 STEP_SIZES = np.array([0.04, 0.3, 0.6, 2.5])
 
 
@@ -95,7 +95,7 @@ def random(seed, size, depth):
 
 
 @pytest.mark.parametrize("dense_mass", [False, True])
-def test_draws_equal_those_of_a_plain_sampler(dense_mass):
+def test_draws_equal_draws_of_a_simple_sampler(dense_mass):
     method = bayes.NUTS(num_warmup=0, dense_mass=dense_mass, max_doublings=6)
     problem, state = started(method, jr.key(0))
     keys = jr.split(jr.key(1), CHAINS)

@@ -1,4 +1,4 @@
-"""Behaviour of single methods: ensembles, SGLD, SGHMC, SWAG and MC dropout."""
+"""Tests of individual methods: ensembles, SGLD, SGHMC, SWAG and MC dropout."""
 
 import dataclasses
 
@@ -61,18 +61,18 @@ def test_steps_of_minibatches_are_unbiased():
     check(jax.jit(jax.vmap(step))(keys), state.place)
 
 
-def test_members_of_an_ensemble_begin_apart():
+def test_members_of_an_ensemble_have_different_starts():
     problem = bayes.Problem(LINEAR.target)
     init = jax.vmap(lambda key: bayes.DeepEnsemble(members=3).init(problem, key).place)
     both = jax.jit(lambda keys, key: (init(keys), problem.initial(key)))
     places, initial = map(np.asarray, both(jr.split(jr.key(0), 3), jr.key(0)))
     assert len({tuple(place) for place in places}) > 1
-    for place in places:  # the same numbers in each array, in another order
+    for place in places:  # the arrays of a start are permutations of the initial arrays
         np.testing.assert_array_equal(np.sort(place[:2]), np.sort(initial[:2]))
 
 
-def test_members_train_apart_where_that_is_faster():
-    """One network after another or all in one batch: the same draws."""
+def test_members_train_sequentially_if_that_is_faster():
+    """Sequential and batched training give the same draws."""
     model = nn.MLP(2, "scalar", width_size=60, depth=1, dtype=jnp.float64, key=jr.key(0))
 
     def case(repeats, batch_size, *chain_methods):
@@ -96,7 +96,7 @@ def test_members_train_apart_where_that_is_faster():
 
 @jax.jit
 def walk_by_hand(is_left_out, place):
-    """The places of 60 steps of Adam on the other examples, and the scores of those left out."""
+    """The positions of 60 steps of Adam, and the scores of the examples that are left out."""
     x, y, design = LINEAR.x, LINEAR.y, LINEAR.design(LINEAR.x)
     optimiser = optax.adam(optax.cosine_decay_schedule(0.1, 60))
 
@@ -117,7 +117,7 @@ def walk_by_hand(is_left_out, place):
     return places, jax.vmap(lambda place: jnp.mean(scores(place), where=is_left_out))(places)
 
 
-def test_members_stop_where_each_predicts_best_what_it_leaves_out(tmp_path):
+def test_members_stop_at_the_best_score_of_their_left_out_examples(tmp_path):
     method = bayes.EarlyStoppedEnsemble(members=8, steps=60, learning_rate=0.1)
     problem, keys = bayes.Problem(LINEAR.target), jr.split(jr.fold_in(jr.key(1), 0), 8)
     first = jax.jit(jax.vmap(lambda key: method.init(problem, key).place))(keys)
@@ -136,7 +136,7 @@ def test_members_stop_where_each_predicts_best_what_it_leaves_out(tmp_path):
 
 
 @pytest.mark.parametrize("batch_size", [None, 2])
-def test_examples_that_a_member_leaves_out_decide_only_where_it_stops(batch_size):
+def test_left_out_examples_only_affect_when_a_member_stops(batch_size):
     settings = {"learning_rate": 0.1, "batch_size": batch_size}
     method = bayes.EarlyStoppedEnsemble(members=1, steps=31, **settings)
     posterior, (x, y) = run(method), LINEAR.target.data
@@ -149,7 +149,7 @@ def test_examples_that_a_member_leaves_out_decide_only_where_it_stops(batch_size
         assert ("validation_loss" in each.records) == (batch_size is None)
     assert np.all(np.asarray(changed.found) != posterior.found)
 
-    # Two batches are as many as are left out: every second place has a score, and the last.
+    # Two batches have as many examples as are left out, so every second position is scored.
     problem = bayes.Problem(LINEAR.target)
     key = jr.split(jr.fold_in(jr.key(1), 1), 1)[0]
 
@@ -166,7 +166,7 @@ def test_examples_that_a_member_leaves_out_decide_only_where_it_stops(batch_size
 
 
 @pytest.mark.parametrize("batch_size", [None, 4])
-def test_noise_is_estimated_on_the_examples_that_were_left_out(batch_size):
+def test_noise_is_estimated_on_left_out_examples(batch_size):
     data = x, y = LINEAR.target.data
     network = LINEAR.target.network
     target = bayes.Posterior(
@@ -197,7 +197,7 @@ def test_score_of_nan_is_never_the_best():
 # --- SGLD and SGHMC -----------------------------------------------------------------------------
 
 
-def test_the_step_size_decays_by_its_power():
+def test_step_size_decays_by_its_power():
     problem = bayes.Problem(LINEAR.target)
     method = bayes.SGLD(decay=0.5, num_warmup=100, temperature=1e-20)
 
@@ -212,13 +212,13 @@ def test_the_step_size_decays_by_its_power():
     np.testing.assert_allclose(first / last, 2, rtol=1e-3)
 
 
-def test_chains_begin_where_descent_ends():
+def test_chains_start_at_the_end_of_the_descent():
     problem = bayes.Problem(LINEAR.target)
     place = jax.jit(lambda: bayes.SGLD(descent_steps=3000).init(problem, jr.key(0)).place)()
     np.testing.assert_allclose(place, LINEAR.mean, atol=1e-2)
 
 
-# Chains forget their start in half as many steps as with the inputs of `LINEAR`.
+# Chains forget their start in half as many steps as for `LINEAR`.
 UNCORRELATED = LinearModel(correlation=0.0)
 ONE_DRAW = {"num_samples": 1, "thin": 1, "chains": 1000, "descent_steps": 0}
 SGLD = bayes.SGLD(step_size=0.01, num_warmup=600, **ONE_DRAW)
@@ -226,7 +226,7 @@ SGHMC = bayes.SGHMC(step_size=0.003, num_warmup=100, friction=0.3, trajectory_st
 
 
 def stochastic(method, **settings):
-    """Independent draws with minibatches, their covariance without, and the reported broadening."""
+    """Draws with minibatches, their covariance with full gradients, and the broadening."""
     method = dataclasses.replace(method, **settings)
     posterior = run(method, UNCORRELATED.target)
     covariance = UNCORRELATED.stationary_covariance(method)
@@ -290,7 +290,7 @@ def test_diverging_chains_are_a_warning():
 
 
 def visited(method):
-    """The places that a method collects, and what it makes of them."""
+    """The positions that a method collects, and the result of its `finish`."""
     problem = bayes.Problem(LINEAR.target)
 
     @jax.jit
@@ -310,7 +310,7 @@ def visited(method):
     return np.asarray(places)[index[is_kept]], found
 
 
-def test_swag_has_the_moments_of_the_places_that_were_visited():
+def test_swag_has_the_moments_of_the_collected_positions():
     method = bayes.SWAG(steps=5, batch_size=4, collect_steps=24, collect_every=3, rank=4)
     places, found = visited(method)
     assert len(places) == 8
@@ -319,14 +319,14 @@ def test_swag_has_the_moments_of_the_places_that_were_visited():
     means = np.cumsum(places, axis=0) / np.arange(1, 9)[:, None]
     deviations = (places - means)[-4:]
     np.testing.assert_allclose(found.deviations, deviations, rtol=1e-9)
-    # Half of the covariance of draws is diagonal, and half of low rank.
+    # The covariance is the mean of a diagonal and a low-rank matrix.
     expected = np.diag(places.var(axis=0)) / 2 + deviations.T @ deviations / (2 * 3)
     problem = bayes.Problem(LINEAR.target)
     draws = jax.jit(lambda: method.sample(problem, found, 20_000, jr.key(0)))()
     check_moments(np.asarray(draws), np.asarray(found.mean), expected, 20_000)
 
 
-def test_fewer_places_than_the_rank_are_all_kept():
+def test_fewer_positions_than_the_rank_are_all_kept():
     method = bayes.SWAG(steps=1, batch_size=4, collect_steps=6, collect_every=2, rank=20)
     problem = bayes.Problem(LINEAR.target)
     state = jax.eval_shape(lambda: method.init(problem, jr.key(0)))
@@ -337,7 +337,7 @@ def test_fewer_places_than_the_rank_are_all_kept():
 
 
 class Masked(eqx.Module):
-    """One number for each input: how many hidden units a mask leaves."""
+    """Returns the number of hidden units that a mask keeps, for each input."""
 
     scale: jax.Array
     dropout: nn.Dropout
@@ -346,7 +346,7 @@ class Masked(eqx.Module):
         return jnp.sum(self.dropout(self.scale, key=key)) + 0 * jnp.sum(x)
 
 
-def test_a_draw_has_one_mask_for_all_inputs_and_another_than_the_next_draw():
+def test_all_inputs_share_the_mask_of_a_draw_and_draws_have_different_masks():
     model = Masked(jnp.ones(200), nn.Dropout(0.5))
     target = bayes.Posterior(model, bayes.normal(), bayes.Gaussian(0.5), (X, Y))
     chains = Chains(0, Optimised(np.ones((1, 200), np.float32), ()), {})
