@@ -42,7 +42,7 @@ from .._transforms._derivatives._linear_call import (
     instantiate,
     linear_call,
 )
-from ._threefry import threefry
+from ._parameters import threefry
 
 _GROUPS = 4
 """Causal attention divides its blocks into this many groups, each with its own span of keys. Four

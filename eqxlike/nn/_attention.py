@@ -19,14 +19,12 @@ from ._dot_product_attention import (
     read_attention,
     read_window,
 )
-from ._dropout import Dropout, warn_deterministic
 from ._embedding import RotaryPositionalEmbedding
+from ._generate import KVCache
 from ._inputs import check_input, describe
-from ._kv_cache import KVCache
-from ._linear import Linear
+from ._linear import Dropout, Linear, warn_deterministic
 from ._norm import RMSNorm
-from ._parameters import Initializer
-from ._threefry import THREEFRY, split_in_program, split_key
+from ._parameters import THREEFRY, Initializer, split_in_program, split_key
 
 Heads = Float[Array, "seq_length num_heads size"]
 

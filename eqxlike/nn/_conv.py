@@ -12,19 +12,21 @@ from .._check_numbers import whole_number
 from .._dtypes import parameter_dtype
 from .._module import Module, field
 from ._conv_cpu import conv
-from ._inputs import check_input, check_not_stacked, describe
-from ._parameters import Initializer, Parameter, draw, fan_in_limit
-from ._windows import (
+from ._inputs import (
     OverAxes,
     Padding,
     Pads,
     Sizes,
     axis_names,
+    check_input,
+    check_not_stacked,
     check_window_fits,
+    describe,
     padding_by_axis,
     pads_for,
     sizes_by_axis,
 )
+from ._parameters import Initializer, Parameter, draw, fan_in_limit
 
 
 class Conv(Module):

@@ -13,14 +13,15 @@ from jaxtyping import Array, PRNGKeyArray, Shaped
 from .._check_numbers import whole_number
 from .._dtypes import at_least_float32
 from .._module import Module, field
-from ._inputs import check_input, describe
-from ._windows import (
+from ._inputs import (
     OverAxes,
     Padding,
     Pads,
     Sizes,
     axis_names,
+    check_input,
     check_window_fits,
+    describe,
     padding_by_axis,
     pads_for,
     sizes_by_axis,

@@ -35,8 +35,8 @@ from .._transforms import (
     keep_all_but_gathered,
 )
 from ._inputs import as_data, as_layers, describe, key_for, layer_at, missing_state, stack_layers
+from ._parameters import place_of, split_key
 from ._stateful import NO_STATE, State, StatefulLayer, is_stateful, with_array_states
-from ._threefry import place_of, split_key
 
 Remat = bool | Literal["cheap", "nothing"]
 

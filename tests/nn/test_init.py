@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from eqxlike.nn import _parameters
-from eqxlike.nn._parameters import Parameter, draw
-from eqxlike.nn._threefry import split_key
+from eqxlike.nn._parameters import Parameter, draw, split_key
 
 FLOAT32 = jnp.dtype("float32")
 SHAPES = ((), (2, 3, 5))

@@ -25,8 +25,8 @@ def case(request):
 
 
 WITHOUT_CASE = {
-    "FusedLinear",  # It returns a tuple: see `surgery/test_fuse.py`.
-    "MixedPrecision",  # It wraps a model: see `surgery/test_precision.py`.
+    "FusedLinear",  # It returns a tuple: see `test_fuse.py`.
+    "MixedPrecision",  # It wraps a model: see `test_precision.py`.
     "Sampler",  # It draws tokens, without a gradient: see `test_generate.py`.
     "Shared",  # It wraps a model: see `test_composition.py`.
 }

@@ -21,7 +21,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, UInt
 
 from ..._check_numbers import whole_number
-from ...nn._threefry import threefry
+from ...nn._parameters import threefry
 from .._inference._method import Problem, Step
 from ._hamiltonian import Hamiltonian, HamiltonianState
 

@@ -17,6 +17,7 @@ from ..._module import freeze_where
 from ..._pytree import frozen_mask
 from .._conv import Conv
 from .._inputs import (
+    axis_names,
     check_input,
     check_instance,
     feature_count,
@@ -24,9 +25,7 @@ from .._inputs import (
     number_of_features,
 )
 from .._linear import Linear
-from .._parameters import Parameter, draw, fan_in_limit
-from .._threefry import split_key
-from .._windows import axis_names
+from .._parameters import Parameter, draw, fan_in_limit, split_key
 from ._gaussian_layer import (
     Estimator,
     GaussianLayer,

@@ -13,7 +13,7 @@ from scipy import stats
 from eqxlike import bayes
 from eqxlike.bayes._methods._hamiltonian import HamiltonianState
 from eqxlike.bayes._methods._nuts import _random_numbers
-from eqxlike.nn._threefry import threefry
+from eqxlike.nn._parameters import threefry
 from tests.bayes.methods.cases import run
 
 pytestmark = pytest.mark.usefixtures("as_methods_run")

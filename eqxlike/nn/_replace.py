@@ -1,7 +1,6 @@
 """Replacement of layers and arrays of a model, and masks for weight decay."""
 
 import hashlib
-import types
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -12,17 +11,17 @@ import jax.tree_util as jtu
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
-from ..._module import Module
-from ..._pytree import is_frozen, is_inexact_array, listed, path_matches, tree_at, walk
-from ..._transforms import is_array_or_struct
-from .._bayesian import BayesianConv, BayesianLayer, BayesianLinear, Estimator, linear_or_conv
-from .._conv import Conv, ConvTranspose
-from .._inputs import check_instance
-from .._linear import FusedLinear, Linear
-from .._parameters import Initializer, Parameter, draw
-from .._rnn import GRUCell, LSTMCell
-from ._freeze import unfreeze
-from ._lora import LoRALinear
+from .._module import Module
+from .._pytree import is_inexact_array, listed, path_matches, tree_at, walk
+from .._transforms import is_array_or_struct
+from ._bayesian import BayesianConv, BayesianLayer, BayesianLinear, Estimator, linear_or_conv
+from ._conv import Conv, ConvTranspose
+from ._fuse import LoRALinear
+from ._inputs import check_instance
+from ._linear import FusedLinear, Linear
+from ._modes import Match, node_predicate, unfreeze
+from ._parameters import Initializer, Parameter, draw
+from ._rnn import GRUCell, LSTMCell
 
 # --- New values for the arrays of a model ---
 
@@ -192,31 +191,7 @@ def _fold_in(key: PRNGKeyArray, words: Array) -> PRNGKeyArray:
     return jr.fold_in(jr.fold_in(key, high), low)
 
 
-# --- Selection of nodes by type, function or path ---
-
-
-Match = type | types.UnionType | tuple[type, ...] | Callable[[Any], Any]
-"""A type, a tuple of types, or a function from a node of the tree to `bool`."""
-
-
-def node_predicate(match: Match, name: str) -> Callable[[Any], bool]:
-    """Converts `match` to a function from a node to `bool`.
-
-    `name` is the name of the argument in the error message.
-
-    The wrapper around a frozen array never matches, because it is not a node of the user's tree.
-
-    **Raises:** `TypeError` if `match` is not a type, a tuple of types or a function.
-    """
-    node_types: Any = match if isinstance(match, tuple) else (match,)
-    if all(isinstance(each, type | types.UnionType) for each in node_types):
-        return lambda node: not is_frozen(node) and isinstance(node, node_types)
-    if callable(match):
-        return lambda node: not is_frozen(node) and bool(match(node))
-    raise TypeError(
-        f"`{name}` must be a type, a tuple of types, or a function from a node of the tree to a "
-        f"bool; got {match!r}."
-    )
+# --- Masks for weight decay ---
 
 
 _WEIGHTED = (Linear, FusedLinear, Conv, ConvTranspose, GRUCell, LSTMCell, LoRALinear)

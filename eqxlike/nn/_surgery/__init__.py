@@ -1,1 +1,0 @@
-"""Operations on whole models: replace, freeze, fuse, adapt, cast and summarise layers."""
