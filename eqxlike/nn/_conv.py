@@ -1,6 +1,5 @@
 """Convolutions and transposed convolutions."""
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,7 +8,6 @@ import jax.numpy as jnp
 from jaxtyping import Array, PRNGKeyArray, Shaped
 
 from .._check_numbers import whole_number
-from .._dtypes import parameter_dtype
 from .._module import Module, field
 from ._conv_cpu import conv
 from ._inputs import (
@@ -26,7 +24,7 @@ from ._inputs import (
     pads_for,
     sizes_by_axis,
 )
-from ._parameters import Initializer, Parameter, draw, fan_in_limit
+from ._parameters import Initializer, draw_weight_and_bias
 
 
 class Conv(Module):
@@ -123,7 +121,9 @@ class Conv(Module):
         self.use_bias = use_bias
         self.padding_mode = _check_padding_mode(padding_mode, self.padding)
         shape = (self.out_channels, self.in_channels // self.groups, *self.kernel_size)
-        self.weight, self.bias = _draw_kernel(key, shape, use_bias, dtype, weight_init, bias_init)
+        self.weight, self.bias = draw_weight_and_bias(
+            key, shape, dtype, use_bias, weight_init, bias_init
+        )
 
     def __call__(
         self, x: Shaped[Array, "in_channels *sizes"], *, key: PRNGKeyArray | None = None
@@ -331,7 +331,9 @@ class ConvTranspose(Module):
         self.use_bias = use_bias
         self.padding_mode = _check_padding_mode(padding_mode, self.padding)
         shape = (self.out_channels, self.in_channels // self.groups, *self.kernel_size)
-        self.weight, self.bias = _draw_kernel(key, shape, use_bias, dtype, weight_init, bias_init)
+        self.weight, self.bias = draw_weight_and_bias(
+            key, shape, dtype, use_bias, weight_init, bias_init
+        )
 
     def __call__(
         self, x: Shaped[Array, "in_channels *sizes"], *, key: PRNGKeyArray | None = None
@@ -493,27 +495,6 @@ def _check_padding_mode(mode: Any, padding: str | Pads) -> str:
             f"padding must not be negative for padding_mode={mode.upper()!r}, got {padding!r}."
         )
     return mode.upper()
-
-
-def _draw_kernel(
-    key: PRNGKeyArray,
-    shape: tuple[int, ...],
-    use_bias: bool,
-    dtype: Any,
-    weight_init: Initializer | None,
-    bias_init: Initializer | None,
-) -> tuple[Array, Array | None]:
-    """Draws a weight of shape `(out_channels, in_channels // groups, *kernel_size)`, and a bias of
-    shape `(out_channels, 1, ..., 1)`.
-    """
-    dtype = parameter_dtype(dtype)
-    limit = fan_in_limit(math.prod(shape[1:]))
-    bias_shape = (shape[0],) + (1,) * (len(shape) - 2)
-    return draw(
-        key,
-        Parameter(shape, dtype, limit, weight_init, is_outputs_first=True),
-        Parameter(bias_shape, dtype, limit, bias_init) if use_bias else None,
-    )
 
 
 def _window_extents(kernel_size: Sequence[int], dilation: Sequence[int]) -> tuple[int, ...]:

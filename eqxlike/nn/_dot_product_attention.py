@@ -18,6 +18,7 @@ from .._compat import vary, varying_axes
 from .._dtypes import at_least_float32
 from .._pytree import describe_node, is_array_like
 from ._attend_blocks import Inputs, Kernel, Pattern, Plan, attend
+from ._inputs import check_input
 
 Implementation = Literal["auto", "plain", "blocks", "cudnn"]
 
@@ -109,12 +110,7 @@ def dot_product_attention(
     what = "dot_product_attention"
     query, key, value = map(jnp.asarray, (query, key, value))
     for name, each in {"query": query, "key": key, "value": value}.items():
-        if each.ndim != 3:
-            more = " For a batch, use `jax.vmap`." if each.ndim > 3 else ""
-            raise ValueError(
-                f"{what} expected {name} of shape (sequence, heads, size), got shape {each.shape}."
-                f"{more}"
-            )
+        check_input(what, each, ("sequence", "heads", "size"), name)
     (_, heads, size), (num_keys, kv_heads, key_size) = query.shape, key.shape
     if (
         key_size != size

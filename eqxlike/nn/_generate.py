@@ -19,6 +19,7 @@ from .._dtypes import parameter_dtype
 from .._module import Module, field, stored_fields
 from .._pytree import describe_node
 from .._transforms import Stacked, filter_jit
+from ._inputs import check_input
 
 _NO_LIMIT = 2**31 - 1
 
@@ -606,7 +607,7 @@ def _with_cache(
                     f"generate got a cache for {len(new.windows)} layers, but the model called "
                     f"{new.layer} attention layers with it."
                 )
-            _check_logits(logits, tokens)
+            check_input("generate", logits, (len(tokens), "vocabulary"), "the model's logits")
             return logits, new.keys, new.values, new.start
 
         mapped = jax.vmap(of_row, (0, 0, 0, axis, axis), (0, 0, 0, axis))
@@ -639,7 +640,7 @@ def _without_cache(
     def call(tokens: Array) -> Array:
         found = model(tokens)
         logits = found[0] if isinstance(found, tuple) else found
-        _check_logits(logits, tokens)
+        check_input("generate", logits, (len(tokens), "vocabulary"), "the model's logits")
         return logits
 
     def advance(tokens: Array, token: Array, index: Array) -> tuple[Array, Any]:
@@ -652,14 +653,6 @@ def _without_cache(
     ends = _row_lengths(tokens, lengths)
     first = _take_positions(jax.vmap(call)(tokens), ends - 1)
     return first, advance, jnp.pad(tokens, ((0, 0), (0, max_new_tokens)))
-
-
-def _check_logits(logits: Any, tokens: Array) -> None:
-    if jnp.ndim(logits) != 2 or logits.shape[0] != tokens.shape[0]:
-        raise ValueError(
-            f"generate expected the model to return logits of shape ({tokens.shape[0]}, vocabulary)"
-            f" for {tokens.shape[0]} tokens, got {describe_node(logits)}."
-        )
 
 
 def _row_lengths(tokens: Array, lengths: Array | None) -> Array:

@@ -61,23 +61,26 @@ def as_layers(layers: Sequence[Any], what: str, name: str) -> tuple[Any, ...]:
     return layers
 
 
-def check_input(layer: Module, x: Any, expected: Shape, name: str = "x") -> None:
-    """Checks that `x` is one unbatched input of the shape that `layer` expects.
+def check_input(caller: Module | str, x: Any, expected: Shape, name: str = "x") -> None:
+    """Checks that `x` is one unbatched input of the shape that a layer or a function expects.
 
     Raises `ValueError` for another shape, and `TypeError` if `x` is not an array. The message
-    contains the path of the layer in the user's model.
+    contains the name of the function, or the path of the layer in the user's model.
     """
     if not is_array_like(x):
         way_out = ": write `jnp.array(x)`" if isinstance(x, list | tuple) else ""
         raise TypeError(
-            f"{describe(layer)} expected {name} to be an array, got {describe_node(x)}{way_out}."
+            f"{describe(caller)} expected {name} to be an array, got {describe_node(x)}{way_out}."
         )
     shape = jnp.shape(x)
     if _fits(shape, expected):
         return
-    message = f"{describe(layer)} expected {name} of shape {_show(expected)}, got shape {shape}."
+    wanted = ", ".join(map(str, expected)) + "," * (len(expected) == 1)
+    message = f"{describe(caller)} expected {name} of shape ({wanted}), got shape {shape}."
     if len(shape) > len(expected) and _fits(shape[len(shape) - len(expected) :], expected):
-        message += " The layer takes a single example: for a batch write `jax.vmap(layer)(x)`."
+        is_layer = isinstance(caller, Module)
+        single = "The layer takes a single example: for a batch write `jax.vmap(layer)(x)`."
+        message += f" {single}" if is_layer else " For a batch, use `jax.vmap`."
     raise ValueError(message)
 
 
@@ -102,36 +105,28 @@ def missing_state(model: Module, name: str, layer: Any) -> TypeError:
 
 def _fits(shape: tuple[int, ...], expected: Shape) -> bool:
     if "..." in expected:
-        at = expected.index("...")
-        num_after = len(expected) - at - 1
-        if len(shape) < len(expected) - 1:
-            return False
-        before, after = shape[:at], shape[len(shape) - num_after :]
-        return _fits(before, expected[:at]) and _fits(after, expected[at + 1 :])
+        at, num_any = expected.index("..."), len(shape) - len(expected) + 1
+        expected = (*expected[:at], *(None,) * num_any, *expected[at + 1 :])
     return len(shape) == len(expected) and all(
         not isinstance(wanted, int) or size == wanted
         for size, wanted in zip(shape, expected, strict=True)
     )
 
 
-def _show(expected: Shape) -> str:
-    sizes = ", ".join(map(str, expected))
-    return f"({sizes},)" if len(expected) == 1 else f"({sizes})"
-
-
-def describe(layer: Module) -> str:
+def describe(caller: Module | str) -> str:
     """The type of a layer that is being called, and its path in the outermost Module being called.
+
+    The name of a function is returned unchanged.
 
     Call this function only for errors, because it searches all frames on the stack.
     """
-    name = type(layer).__name__
-    outermost, path = None, ""
+    if isinstance(caller, str):
+        return caller
+    name = type(caller).__name__
     for module in _callers():
-        if module is not layer and (found := _path_to(layer, module)) is not None:
-            outermost, path = module, found
-    if outermost is None:
-        return name
-    return f"{name} at {type(outermost).__name__}{path}"
+        if module is not caller and (path := _path_to(caller, module)) is not None:
+            name = f"{type(caller).__name__} at {type(module).__name__}{path}"
+    return name
 
 
 def _callers() -> Iterator[Module]:

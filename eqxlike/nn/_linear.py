@@ -11,7 +11,7 @@ import jax.random as jr
 import numpy as np
 from jaxtyping import Array, PRNGKeyArray, Shaped
 
-from .._dtypes import explain_key, parameter_dtype
+from .._dtypes import explain_key
 from .._module import Module, field, stored_fields
 from .._pytree import is_array
 from .._traceback import stacklevel_of_user
@@ -23,7 +23,7 @@ from ._inputs import (
     feature_shape,
     number_of_features,
 )
-from ._parameters import Initializer, Parameter, draw, fan_in_limit
+from ._parameters import Initializer, draw_weight_and_bias
 
 T = TypeVar("T")
 
@@ -76,13 +76,9 @@ class Linear(Module):
         """
         in_features = number_of_features(in_features, "in_features")
         out_features = number_of_features(out_features, "out_features")
-        in_size, out_size = feature_count(in_features), feature_count(out_features)
-        dtype = parameter_dtype(dtype)
-        limit = fan_in_limit(in_size)
-        self.weight, self.bias = draw(
-            key,
-            Parameter((out_size, in_size), dtype, limit, weight_init, is_outputs_first=True),
-            Parameter((out_size,), dtype, limit, bias_init) if use_bias else None,
+        shape = feature_count(out_features), feature_count(in_features)
+        self.weight, self.bias = draw_weight_and_bias(
+            key, shape, dtype, use_bias, weight_init, bias_init
         )
         self.in_features = in_features
         self.out_features = out_features

@@ -20,11 +20,47 @@ from ._parameters import Initializer, draw_affine
 from ._stateful import NO_STATE, State, StatefulLayer, StateIndex
 
 
-class _Norm(Module):
-    """The base of `LayerNorm` and `RMSNorm`."""
+class _OfOneExample(Module):
+    """The base of layers that normalise a single example."""
 
     # `nn.Policy` does not cast the layer's parameters.
     keeps_precision: ClassVar[bool] = True
+
+    @overload
+    def __call__(
+        self, x: Float[Array, "..."], *, key: PRNGKeyArray | None = None
+    ) -> Float[Array, "..."]: ...
+    @overload
+    def __call__(
+        self, x: Float[Array, "..."], state: Any, *, key: PRNGKeyArray | None = None
+    ) -> tuple[Float[Array, "..."], Any]: ...
+    def __call__(
+        self, x: Float[Array, "..."], state: Any = NO_STATE, *, key: PRNGKeyArray | None = None
+    ) -> Any:
+        """**Arguments:**
+
+        - `x`: shape `self.shape` for `LayerNorm` and `RMSNorm`; shape `(channels, ...)` for
+          `GroupNorm`.
+        - `state`: returned unchanged, so that the layer can replace a `BatchNorm`.
+        - `key`: ignored; accepted so that all layers have the same signature.
+
+        **Returns:** an array with the shape and dtype of `x`; `(array, state)` if `state` is
+        passed.
+
+        **Raises:** `ValueError` if `x` has another shape, or if a `GroupNorm` gets a number of
+        channels that is not divisible by `groups`.
+        """
+        del key
+        out = self._apply(x)
+        return out if state is NO_STATE else (out, state)
+
+    @abc.abstractmethod
+    def _apply(self, x: Array) -> Array: ...
+
+
+class _Norm(_OfOneExample):
+    """The base of `LayerNorm` and `RMSNorm`."""
+
     shape: tuple[int, ...] = field(static=True)
     eps: float = field(static=True)
     use_weight: bool = field(static=True)
@@ -32,34 +68,31 @@ class _Norm(Module):
     weight: Float[Array, "*shape"] | None
     bias: Float[Array, "*shape"] | None
 
-    @overload
-    def __call__(
-        self, x: Float[Array, "*shape"], *, key: PRNGKeyArray | None = None
-    ) -> Float[Array, "*shape"]: ...
-    @overload
-    def __call__(
-        self, x: Float[Array, "*shape"], state: Any, *, key: PRNGKeyArray | None = None
-    ) -> tuple[Float[Array, "*shape"], Any]: ...
-    def __call__(
-        self, x: Float[Array, "*shape"], state: Any = NO_STATE, *, key: PRNGKeyArray | None = None
-    ) -> Any:
-        """**Arguments:**
+    def __init__(
+        self,
+        shape: Any,
+        eps: float,
+        use_weight: bool,
+        use_bias: bool,
+        dtype: Any,
+        *initializers: Any,
+    ):
+        # An integer array of shape `()` is one size, although it is an instance of `Iterable`.
+        is_one = integer(shape) is not None or not isinstance(shape, Iterable)
+        sizes = (shape,) if is_one else tuple(shape)
+        self.shape = tuple(whole_number(size, "each size of shape", least=0) for size in sizes)
+        self.eps = real_number(eps, "eps")
+        self.use_weight = use_weight
+        self.use_bias = use_bias
+        self.weight, self.bias = draw_affine(
+            self.shape, parameter_dtype(dtype), use_weight, use_bias, *initializers
+        )
 
-        - `x`: shape `self.shape`.
-        - `state`: returned unchanged, so that the layer can replace a `BatchNorm`.
-        - `key`: ignored; accepted so that all layers have the same signature.
-
-        **Returns:** an array with the shape and dtype of `x`; `(array, state)` if `state` is
-        passed.
-
-        **Raises:** `ValueError` if `x` has another shape.
-        """
-        del key
+    def _apply(self, x: Array) -> Array:
         check_input(self, x, self.shape)
         check_not_stacked(self, self.weight, len(self.shape))
         normalised = self._normalise(x.astype(at_least_float32(x.dtype)))
-        out = _affine(normalised, self.weight, self.bias).astype(x.dtype)
-        return out if state is NO_STATE else (out, state)
+        return _affine(normalised, self.weight, self.bias).astype(x.dtype)
 
     @abc.abstractmethod
     def _normalise(self, x: Array) -> Array: ...
@@ -112,13 +145,7 @@ class LayerNorm(_Norm):
                 stacklevel=stacklevel_of_user(),
             )
             use_weight = use_bias = elementwise_affine
-        self.shape = _sizes(shape)
-        self.eps = real_number(eps, "eps")
-        self.use_weight = use_weight
-        self.use_bias = use_bias
-        self.weight, self.bias = draw_affine(
-            self.shape, parameter_dtype(dtype), use_weight, use_bias, weight_init, bias_init, key
-        )
+        super().__init__(shape, eps, use_weight, use_bias, dtype, weight_init, bias_init, key)
 
     def _normalise(self, x: Array) -> Array:
         return _standardise(x, self.eps)
@@ -150,19 +177,13 @@ class RMSNorm(_Norm):
         key: PRNGKeyArray | None = None,
     ):
         """The arguments and errors are as for `LayerNorm`."""
-        self.shape = _sizes(shape)
-        self.eps = real_number(eps, "eps")
-        self.use_weight = use_weight
-        self.use_bias = use_bias
-        self.weight, self.bias = draw_affine(
-            self.shape, parameter_dtype(dtype), use_weight, use_bias, weight_init, bias_init, key
-        )
+        super().__init__(shape, eps, use_weight, use_bias, dtype, weight_init, bias_init, key)
 
     def _normalise(self, x: Array) -> Array:
         return x * jax.lax.rsqrt(jnp.mean(x**2) + self.eps)
 
 
-class GroupNorm(Module):
+class GroupNorm(_OfOneExample):
     """Normalises each group of channels separately, then scales and shifts each channel.
 
     `groups=channels` is instance normalisation; `groups=1` is layer normalisation with one scale
@@ -174,7 +195,6 @@ class GroupNorm(Module):
     (4, 8, 8)
     """
 
-    keeps_precision: ClassVar[bool] = True
     groups: int = field(static=True)
     channels: int | None = field(static=True)
     eps: float = field(static=True)
@@ -227,34 +247,7 @@ class GroupNorm(Module):
             (channels or 0,), parameter_dtype(dtype), use, use, weight_init, bias_init, key
         )
 
-    @overload
-    def __call__(
-        self, x: Float[Array, "channels *space"], *, key: PRNGKeyArray | None = None
-    ) -> Float[Array, "channels *space"]: ...
-    @overload
-    def __call__(
-        self, x: Float[Array, "channels *space"], state: Any, *, key: PRNGKeyArray | None = None
-    ) -> tuple[Float[Array, "channels *space"], Any]: ...
-    def __call__(
-        self,
-        x: Float[Array, "channels *space"],
-        state: Any = NO_STATE,
-        *,
-        key: PRNGKeyArray | None = None,
-    ) -> Any:
-        """**Arguments:**
-
-        - `x`: shape `(channels, ...)`.
-        - `state`: returned unchanged, so that the layer can replace a `BatchNorm`.
-        - `key`: ignored; accepted so that all layers have the same signature.
-
-        **Returns:** an array with the shape and dtype of `x`; `(array, state)` if `state` is
-        passed.
-
-        **Raises:** `ValueError` if `x` does not have `channels` channels, or if its number of
-        channels is not divisible by `groups`.
-        """
-        del key
+    def _apply(self, x: Array) -> Array:
         check_input(self, x, ("channels" if self.channels is None else self.channels, "..."))
         check_not_stacked(self, self.weight, 1)
         if x.shape[0] % self.groups != 0:
@@ -267,21 +260,13 @@ class GroupNorm(Module):
         values = jnp.moveaxis(x.astype(at_least_float32(x.dtype)), 0, -1)
         centred = values - self._mean(values)
         normalised = centred * jax.lax.rsqrt(self._mean(centred**2) + self.eps)
-        out = jnp.moveaxis(_affine(normalised, self.weight, self.bias), -1, 0).astype(x.dtype)
-        return out if state is NO_STATE else (out, state)
+        return jnp.moveaxis(_affine(normalised, self.weight, self.bias), -1, 0).astype(x.dtype)
 
     def _mean(self, x: Array) -> Array:
         """For each channel, the mean of its group; channels are the last axis."""
         of_channels = jnp.mean(x, tuple(range(x.ndim - 1)), keepdims=True)
         of_groups = jnp.mean(of_channels.reshape(self.groups, -1), 1)
         return jnp.repeat(of_groups, x.shape[-1] // self.groups).reshape(of_channels.shape)
-
-
-def _sizes(shape: Any) -> tuple[int, ...]:
-    """Converts `shape` to a tuple. An integer, or an integer array of shape `()`, is one size."""
-    is_one = integer(shape) is not None or not isinstance(shape, Iterable)
-    sizes = (shape,) if is_one else tuple(shape)
-    return tuple(whole_number(size, "each size of shape", least=0) for size in sizes)
 
 
 @functools.partial(jax.jit, static_argnums=1)
@@ -509,11 +494,9 @@ class BatchNorm(StatefulLayer):
         inference = self.inference if inference is None else inference
         # On a CPU, convolutions use the layout with channels last. This layer uses the same layout,
         # so that XLA inserts no transposes between the layer and a convolution.
-        values = jnp.moveaxis(x.astype(at_least_float32(x.dtype)), self._channel_axis, -1)
-        if self.mode == "ema":
-            statistics, state = self._ema_statistics(values, state, inference)
-        else:
-            statistics, state = self._batch_statistics(values, state, inference)
+        channel_axis = 1 if self.batched else 0
+        values = jnp.moveaxis(x.astype(at_least_float32(x.dtype)), channel_axis, -1)
+        statistics, state = self._statistics(values, state, inference)
         mean, variance = (each.astype(values.dtype) for each in statistics)
         scale = jax.lax.rsqrt(variance + self.eps)
         if self.weight is not None:
@@ -528,31 +511,32 @@ class BatchNorm(StatefulLayer):
             shift = shift + self.bias.astype(shift.dtype)
         centred = values - _broadcast_channels(centre, values)
         out = centred * _broadcast_channels(scale, values) + _broadcast_channels(shift, values)
-        return jnp.moveaxis(out, -1, self._channel_axis).astype(x.dtype), state
+        return jnp.moveaxis(out, -1, channel_axis).astype(x.dtype), state
 
-    def _ema_statistics(self, x: Array, state: State, inference: bool) -> tuple[Statistics, State]:
-        averages, first_time = self._indices
-        running = state.get(averages)
+    def _statistics(self, x: Array, state: State, inference: bool) -> tuple[Statistics, State]:
+        """Returns the mean and variance to normalise with, and the new state."""
+        averages, progress = self._indices
+        running, seen, is_ema = state.get(averages), state.get(progress), self.mode == "ema"
         if inference:
-            return running, state
-        batch, updated = self._update(running, self._batch_moments(x), self._correction(x))
-        is_first = state.get(first_time) & _is_initial(running, 0)
-        mean, variance = (jnp.where(is_first, *pair) for pair in zip(batch, updated, strict=True))
-        state = state.set(first_time, jnp.zeros_like(is_first))
-        return (mean, variance), state.set(averages, (mean, variance))
-
-    def _batch_statistics(
-        self, x: Array, state: State, inference: bool
-    ) -> tuple[Statistics, State]:
-        averages, counter = self._indices
-        count, running = state.get(counter), state.get(averages)
-        if inference:
-            return self._debiased(running, count), state
-        measured = self._batch_moments(x)
-        _, updated = self._update(running, measured, self._correction(x))
-        is_set_by_user = (count < 0) | ((count == 0) & ~_is_initial(running, 1))
-        state = state.set(counter, jnp.where(is_set_by_user, _SET_BY_USER, count + 1))
-        return measured, state.set(averages, updated)
+            return running if is_ema else self._debiased(running, seen), state
+        used = self._batch_moments(x)
+        mean, variance = (each.astype(running[0].dtype) for each in used)
+        batch = mean, variance * self._correction(x)
+        updated = tuple(
+            self.momentum * old + (1 - self.momentum) * new
+            for old, new in zip(running, batch, strict=True)
+        )
+        if is_ema:
+            is_first = seen & _is_initial(running, 0)
+            mean, variance = (
+                jnp.where(is_first, *pair) for pair in zip(batch, updated, strict=True)
+            )
+            used = updated = mean, variance
+            state = state.set(progress, jnp.zeros_like(is_first))
+        else:
+            is_set_by_user = (seen < 0) | ((seen == 0) & ~_is_initial(running, 1))
+            state = state.set(progress, jnp.where(is_set_by_user, _SET_BY_USER, seen + 1))
+        return used, state.set(averages, updated)
 
     def _debiased(self, running: Statistics, count: Array) -> Statistics:
         """Removes the initial mean 0 and variance 1 from the running averages.
@@ -567,18 +551,6 @@ class BatchNorm(StatefulLayer):
         # Rounding may make a variance of 0 negative.
         averaged = jnp.maximum((variance - initial_weight) / share, 0)
         return mean / share, jnp.where(is_unchanged, variance, averaged)
-
-    def _update(
-        self, running: Statistics, batch: Statistics, correction: float
-    ) -> tuple[Statistics, Statistics]:
-        """Returns batch statistics in the dtype of the averages, and the new running averages."""
-        mean, variance = (each.astype(running[0].dtype) for each in batch)
-        variance = variance * correction
-        new_mean, new_variance = (
-            self.momentum * old + (1 - self.momentum) * new
-            for old, new in zip(running, (mean, variance), strict=True)
-        )
-        return (mean, variance), (new_mean, new_variance)
 
     def _batch_moments(self, x: Array) -> Statistics:
         axes = tuple(range(x.ndim - 1))
@@ -625,10 +597,6 @@ class BatchNorm(StatefulLayer):
         if self.mode == "ema":
             return self.ema_state_index, self.ema_first_time_index
         return self.batch_state_index, self.batch_counter
-
-    @property
-    def _channel_axis(self) -> int:
-        return 1 if self.batched else 0
 
 
 _SET_BY_USER = -1

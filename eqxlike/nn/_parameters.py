@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray, Shaped
 
 from .._compat import Tracer
-from .._dtypes import is_key
+from .._dtypes import is_key, parameter_dtype
 
 Initializer = Callable[[PRNGKeyArray, tuple[int, ...], Any], Array]
 """`initializer(key, shape, dtype)`, as in `jax.nn.initializers`."""
@@ -81,6 +81,26 @@ def draw(key: PRNGKeyArray | None, *parameters: Parameter | None) -> tuple[Any, 
             draw_one = functools.partial(_draw_on_host, place=place_of(key))
             return tuple(map(draw_one, split_data(data, len(parameters)), parameters))
     return _draw_at_once(key, parameters, not isinstance(key, Tracer))
+
+
+def draw_weight_and_bias(
+    key: PRNGKeyArray,
+    shape: tuple[int, ...],
+    dtype: Any,
+    use_bias: bool,
+    weight_init: Initializer | None,
+    bias_init: Initializer | None,
+) -> tuple[Array, Array | None]:
+    """Draws a weight of shape `(outputs, inputs, *window)`, and a bias of shape `(outputs, 1, ...,
+    1)` with one axis less.
+    """
+    dtype, limit = parameter_dtype(dtype), fan_in_limit(math.prod(shape[1:]))
+    bias_shape = (shape[0],) + (1,) * (len(shape) - 2)
+    return draw(
+        key,
+        Parameter(shape, dtype, limit, weight_init, is_outputs_first=True),
+        Parameter(bias_shape, dtype, limit, bias_init) if use_bias else None,
+    )
 
 
 def draw_affine(

@@ -123,7 +123,58 @@ class Pool(Module):
         return pads
 
     def _reduce(self, x: Array, pads: Pads) -> Array:
-        return _reduce_windows(x, self.init, self.operation, self.kernel_size, self.stride, pads)
+        """Reduces each window of `x`, shape `(channels, *sizes)`, padded with `init`."""
+        init, operation, kernel_size = self.init, self.operation, self.kernel_size
+        if min(map(min, pads)) < 0:
+            # XLA aborts the process for a window of one entry with negative padding.
+            cut = [(min(before, 0), min(after, 0), 0) for before, after in pads]
+            x = jax.lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0), *cut])
+            pads = tuple((max(before, 0), max(after, 0)) for before, after in pads)
+        # Compared by identity, because `operation` may be unhashable.
+        if isinstance(init, (int, float)) and any(
+            operation is known and init == identity for known, identity in _DIFFERENTIABLE.items()
+        ):
+            # On a CPU, convolutions use the layout with channels last. This layer uses the same
+            # layout, so that XLA inserts no transposes between the layer and a convolution.
+            x = jnp.moveaxis(x, 0, -1)
+            # The padding may be infinite, and some 8-bit floats have no infinity.
+            is_floating = jnp.issubdtype(x.dtype, jnp.floating)
+            has_infinity = is_floating and np.isinf(np.array(np.inf, x.dtype))
+            if max(kernel_size) <= _LONGEST_SLICED and has_infinity:
+                edges = [*((*pad, 0) for pad in pads), (0, 0, 0)]
+                x = jax.lax.pad(x, jnp.asarray(init, x.dtype), edges)
+                x = self._reduce_by_axis(x)
+            else:
+                windows = (*kernel_size, 1), (*self.stride, 1), (*pads, (0, 0))
+                x = jax.lax.reduce_window(x, init, operation, *windows)
+            return jnp.moveaxis(x, -1, 0)
+        # JAX cannot differentiate `reduce_window` for other operations. All windows are reduced
+        # together instead, one entry of each window at a time.
+        start = jnp.asarray(init).astype(x.dtype)
+        padded = jax.lax.pad(x, start, [(0, 0, 0), *((*pad, 0) for pad in pads)])
+        room = [size - extent for size, extent in zip(padded.shape[1:], kernel_size, strict=True)]
+
+        def entries_at(offset: tuple[int, ...]) -> Array:
+            limits = [first + each + 1 for first, each in zip(offset, room, strict=True)]
+            return jax.lax.slice(padded, (0, *offset), (x.shape[0], *limits), (1, *self.stride))
+
+        entries = [entries_at(offset) for offset in itertools.product(*map(range, kernel_size))]
+        return functools.reduce(operation, entries, jnp.full_like(entries[0], start))
+
+    def _reduce_by_axis(self, x: Array) -> Array:
+        """Reduces each window of `x`, shape `(*sizes, channels)`, one axis at a time."""
+
+        def first_extreme(one: Array, other: Array) -> Array:
+            # The first of equal entries gets the whole gradient. NaN propagates.
+            return jnp.where((one == self.operation(one, other)) | jnp.isnan(one), one, other)
+
+        combine = jax.lax.add if self.operation is jax.lax.add else first_extreme
+        # Starts at the last axis, so that the gradient goes to the first of equal entries in
+        # row-major order.
+        for axis in reversed(range(self.num_spatial_dims)):
+            entries = _entries_of_windows(x, axis, self.kernel_size[axis], self.stride[axis])
+            x = functools.reduce(combine, entries)
+        return x
 
 
 def _pad_for_last_window(
@@ -148,72 +199,6 @@ maximum is a scatter. Between two convolutions and with the gradient, a reductio
 took 0.1 times the time of `reduce_window` for a maximum over 2 x 2 entries, 0.5 times for 3 x 3
 entries with stride 2, and 2 times for a window of eight entries.
 """
-
-
-def _reduce_windows(
-    x: Array,
-    init: int | float | Array,
-    operation: Callable[[Array, Array], Array],
-    kernel_size: tuple[int, ...],
-    stride: tuple[int, ...],
-    pads: Pads,
-) -> Array:
-    """Reduces each window of `x`, shape `(channels, *sizes)`, padded with `init`."""
-    if min(map(min, pads)) < 0:
-        # XLA aborts the process for a window of one entry with negative padding.
-        cut = [(min(before, 0), min(after, 0), 0) for before, after in pads]
-        x = jax.lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0), *cut])
-        pads = tuple((max(before, 0), max(after, 0)) for before, after in pads)
-    # Compared by identity, because `operation` may be unhashable.
-    if isinstance(init, (int, float)) and any(
-        operation is known and init == identity for known, identity in _DIFFERENTIABLE.items()
-    ):
-        # On a CPU, convolutions use the layout with channels last. This layer uses the same layout,
-        # so that XLA inserts no transposes between the layer and a convolution.
-        x = jnp.moveaxis(x, 0, -1)
-        # The padding may be infinite, and some 8-bit floats have no infinity.
-        has_infinity = jnp.issubdtype(x.dtype, jnp.floating) and np.isinf(np.array(np.inf, x.dtype))
-        if max(kernel_size) <= _LONGEST_SLICED and has_infinity:
-            edges = [*((*pad, 0) for pad in pads), (0, 0, 0)]
-            x = jax.lax.pad(x, jnp.asarray(init, x.dtype), edges)
-            x = _reduce_by_axis(x, operation, kernel_size, stride)
-        else:
-            windows = (*kernel_size, 1), (*stride, 1), (*pads, (0, 0))
-            x = jax.lax.reduce_window(x, init, operation, *windows)
-        return jnp.moveaxis(x, -1, 0)
-    # JAX cannot differentiate `reduce_window` for other operations. All windows are reduced
-    # together instead, one entry of each window at a time.
-    start = jnp.asarray(init).astype(x.dtype)
-    padded = jax.lax.pad(x, start, [(0, 0, 0), *((*pad, 0) for pad in pads)])
-    room = [size - extent for size, extent in zip(padded.shape[1:], kernel_size, strict=True)]
-
-    def entries_at(offset: tuple[int, ...]) -> Array:
-        limits = [first + each + 1 for first, each in zip(offset, room, strict=True)]
-        return jax.lax.slice(padded, (0, *offset), (x.shape[0], *limits), (1, *stride))
-
-    entries = [entries_at(offset) for offset in itertools.product(*map(range, kernel_size))]
-    return functools.reduce(operation, entries, jnp.full_like(entries[0], start))
-
-
-def _reduce_by_axis(
-    x: Array,
-    operation: Callable[[Array, Array], Array],
-    kernel_size: tuple[int, ...],
-    stride: tuple[int, ...],
-) -> Array:
-    """Reduces each window of `x`, shape `(*sizes, channels)`, one axis at a time."""
-
-    def first_extreme(one: Array, other: Array) -> Array:
-        # The first of equal entries gets the whole gradient. NaN propagates.
-        return jnp.where((one == operation(one, other)) | jnp.isnan(one), one, other)
-
-    combine = operation if operation is jax.lax.add else first_extreme
-    # Starts at the last axis, so that the gradient goes to the first of equal entries in row-major
-    # order.
-    for axis in reversed(range(len(kernel_size))):
-        entries = _entries_of_windows(x, axis, kernel_size[axis], stride[axis])
-        x = functools.reduce(combine, entries)
-    return x
 
 
 def _entries_of_windows(x: Array, axis: int, extent: int, step: int) -> list[Array]:
