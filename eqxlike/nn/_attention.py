@@ -134,57 +134,52 @@ class MultiheadAttention(Module):
         - `ValueError` if `num_heads` is not a positive multiple of `num_kv_heads`.
         - `ValueError` if `rotary.embedding_size` is larger than `qk_size`.
         """
-        num_heads = whole_number(num_heads, "num_heads")
-        if num_kv_heads is None:
-            num_kv_heads = num_heads
-        num_kv_heads = whole_number(num_kv_heads, "num_kv_heads")
-        if num_heads % num_kv_heads:
+
+        def size_or(default: int, size: int | None, name: str, least: int = 0) -> int:
+            return default if size is None else whole_number(size, name, least)
+
+        self.num_heads = heads = whole_number(num_heads, "num_heads")
+        self.num_kv_heads = kv_heads = size_or(heads, num_kv_heads, "num_kv_heads", least=1)
+        self.query_size = size = whole_number(query_size, "query_size", least=0)
+        self.key_size = size_or(size, key_size, "key_size")
+        self.value_size = size_or(size, value_size, "value_size")
+        self.output_size = size_or(size, output_size, "output_size")
+        self.qk_size = size_or(size // heads, qk_size, "qk_size")
+        self.vo_size = size_or(size // heads, vo_size, "vo_size")
+        if heads % kv_heads:
             raise ValueError(
-                f"num_heads must be a multiple of num_kv_heads, got {num_heads} and {num_kv_heads}."
+                f"num_heads must be a multiple of num_kv_heads, got {heads} and {kv_heads}."
             )
-        query_size = whole_number(query_size, "query_size", least=0)
-
-        def size_or(default: int, size: int | None, name: str) -> int:
-            return default if size is None else whole_number(size, name, least=0)
-
-        key_size = size_or(query_size, key_size, "key_size")
-        value_size = size_or(query_size, value_size, "value_size")
-        output_size = size_or(query_size, output_size, "output_size")
-        qk_size = size_or(query_size // num_heads, qk_size, "qk_size")
-        vo_size = size_or(query_size // num_heads, vo_size, "vo_size")
-        if qk_size == 0:
+        if self.qk_size == 0:
             raise ValueError(
                 "qk_size, the number of features of each head's queries and keys, must be at least "
-                f"1; got 0, with query_size={query_size} and num_heads={num_heads}."
+                f"1; got 0, with query_size={size} and num_heads={heads}."
             )
-        if rotary is not None and rotary.embedding_size > qk_size:
+        if rotary is not None and rotary.embedding_size > self.qk_size:
             raise ValueError(
-                f"rotary must have an embedding_size of at most qk_size={qk_size}, got "
+                f"rotary must have an embedding_size of at most qk_size={self.qk_size}, got "
                 f"{rotary.embedding_size}."
             )
         check_implementation(implementation)
         keys = split_key(key, 4)
         make = functools.partial(Linear, dtype=dtype, weight_init=weight_init, bias_init=bias_init)
-        self.query_proj = make(query_size, num_heads * qk_size, use_query_bias, key=keys[0])
-        self.key_proj = make(key_size, num_kv_heads * qk_size, use_key_bias, key=keys[1])
-        self.value_proj = make(value_size, num_kv_heads * vo_size, use_value_bias, key=keys[2])
-        self.output_proj = make(num_heads * vo_size, output_size, use_output_bias, key=keys[3])
+        self.query_proj = make(size, heads * self.qk_size, use_query_bias, key=keys[0])
+        self.key_proj = make(self.key_size, kv_heads * self.qk_size, use_key_bias, key=keys[1])
+        self.value_proj = make(
+            self.value_size, kv_heads * self.vo_size, use_value_bias, key=keys[2]
+        )
+        self.output_proj = make(
+            heads * self.vo_size, self.output_size, use_output_bias, key=keys[3]
+        )
         self.dropout = Dropout(dropout_p, inference)
-        self.num_heads = num_heads
-        self.query_size = query_size
-        self.key_size = key_size
-        self.value_size = value_size
-        self.output_size = output_size
-        self.qk_size = qk_size
-        self.vo_size = vo_size
         self.use_query_bias = use_query_bias
         self.use_key_bias = use_key_bias
         self.use_value_bias = use_value_bias
         self.use_output_bias = use_output_bias
-        self.num_kv_heads = num_kv_heads
         self.rotary = rotary
-        self.query_norm = RMSNorm(qk_size, use_bias=False, dtype=dtype) if normalize_qk else None
-        self.key_norm = RMSNorm(qk_size, use_bias=False, dtype=dtype) if normalize_qk else None
+        make_norm = functools.partial(RMSNorm, self.qk_size, use_bias=False, dtype=dtype)
+        self.query_norm = make_norm() if normalize_qk else None
+        self.key_norm = make_norm() if normalize_qk else None
         self.window = read_window(lambda: "MultiheadAttention", window)
         self.implementation = implementation
 

@@ -109,14 +109,13 @@ class Conv(Module):
         - `ValueError` if `padding` or `padding_mode` is an unknown string.
         - `TypeError` if `dtype` is an integer dtype.
         """
-        num_spatial_dims = whole_number(num_spatial_dims, "num_spatial_dims")
-        self.num_spatial_dims = num_spatial_dims
+        self.num_spatial_dims = num_axes = whole_number(num_spatial_dims, "num_spatial_dims")
         self.in_channels = whole_number(in_channels, "in_channels", least=0)
         self.out_channels = whole_number(out_channels, "out_channels", least=0)
-        self.kernel_size = sizes_by_axis(kernel_size, num_spatial_dims, "kernel_size")
-        self.stride = sizes_by_axis(stride, num_spatial_dims, "stride")
-        self.padding = padding_by_axis(padding, num_spatial_dims)
-        self.dilation = sizes_by_axis(dilation, num_spatial_dims, "dilation")
+        self.kernel_size = sizes_by_axis(kernel_size, num_axes, "kernel_size")
+        self.stride = sizes_by_axis(stride, num_axes, "stride")
+        self.padding = padding_by_axis(padding, num_axes)
+        self.dilation = sizes_by_axis(dilation, num_axes, "dilation")
         self.groups = _check_groups(groups, self.in_channels, self.out_channels)
         self.use_bias = use_bias
         self.padding_mode = _check_padding_mode(padding_mode, self.padding)
@@ -311,22 +310,19 @@ class ConvTranspose(Module):
         - `ValueError` if `output_padding` is not less than `stride`.
         - `TypeError` if `dtype` is an integer dtype.
         """
-        num_spatial_dims = whole_number(num_spatial_dims, "num_spatial_dims")
-        self.num_spatial_dims = num_spatial_dims
+        self.num_spatial_dims = num_axes = whole_number(num_spatial_dims, "num_spatial_dims")
         self.in_channels = whole_number(in_channels, "in_channels", least=0)
         self.out_channels = whole_number(out_channels, "out_channels", least=0)
-        self.kernel_size = sizes_by_axis(kernel_size, num_spatial_dims, "kernel_size")
-        self.stride = sizes_by_axis(stride, num_spatial_dims, "stride")
-        self.padding = padding_by_axis(padding, num_spatial_dims)
-        self.output_padding = sizes_by_axis(
-            output_padding, num_spatial_dims, "output_padding", least=0
-        )
+        self.kernel_size = sizes_by_axis(kernel_size, num_axes, "kernel_size")
+        self.stride = sizes_by_axis(stride, num_axes, "stride")
+        self.padding = padding_by_axis(padding, num_axes)
+        self.output_padding = sizes_by_axis(output_padding, num_axes, "output_padding", least=0)
         if any(more >= step for more, step in zip(self.output_padding, self.stride, strict=True)):
             raise ValueError(
                 "output_padding must be less than stride along every spatial axis, got "
                 f"output_padding={self.output_padding} and stride={self.stride}."
             )
-        self.dilation = sizes_by_axis(dilation, num_spatial_dims, "dilation")
+        self.dilation = sizes_by_axis(dilation, num_axes, "dilation")
         self.groups = _check_groups(groups, self.in_channels, self.out_channels)
         self.use_bias = use_bias
         self.padding_mode = _check_padding_mode(padding_mode, self.padding)

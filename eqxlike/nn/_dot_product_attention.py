@@ -109,20 +109,15 @@ def dot_product_attention(
     """
     what = "dot_product_attention"
     query, key, value = map(jnp.asarray, (query, key, value))
-    for name, each in {"query": query, "key": key, "value": value}.items():
-        check_input(what, each, ("sequence", "heads", "size"), name)
-    (_, heads, size), (num_keys, kv_heads, key_size) = query.shape, key.shape
-    if (
-        key_size != size
-        or value.shape[:2] != key.shape[:2]
-        or not kv_heads
-        or not heads
-        or heads % kv_heads
-    ):
+    check_input(what, query, ("sequence", "heads", "size"), "query")
+    _, heads, size = query.shape
+    check_input(what, key, ("sequence", "kv_heads", size), "key")
+    num_keys, kv_heads, _ = key.shape
+    check_input(what, value, (num_keys, kv_heads, "value_size"), "value")
+    if not heads or not kv_heads or heads % kv_heads:
         raise ValueError(
-            f"{what} expected query (q_seq, heads, size), key (kv_seq, kv_heads, size) and value "
-            "(kv_seq, kv_heads, value_size), with heads a multiple of kv_heads; got query "
-            f"{query.shape}, key {key.shape} and value {value.shape}."
+            f"{what} expected query (q_seq, heads, size) and key (kv_seq, kv_heads, size), with "
+            f"heads a multiple of kv_heads; got query {query.shape} and key {key.shape}."
         )
     if num_keys == 0 or size == 0:
         raise ValueError(
@@ -154,29 +149,22 @@ def attend_with(
 ) -> Float[Array, "q_seq heads value_size"]:
     """The output of the attention, computed by `implementation`."""
     check_implementation(implementation)
-    sizes = (*inputs.query.shape, *inputs.key.shape)
+    sizes, reason = (*inputs.query.shape, *inputs.key.shape), None
     if not all(isinstance(size, int) for size in sizes):
-        if implementation not in ("auto", "plain"):
-            raise ValueError(
-                f'implementation="{implementation}" needs static lengths; got query '
-                f"{inputs.query.shape} and key {inputs.key.shape}. Use "
-                '"auto" or "plain" for symbolic lengths.'
-            )
-        implementation = "plain"
-    elif sizes[0] == 0:  # There are no scores.
+        reason = f"needs static lengths; got query {sizes[:3]} and key {sizes[3:]}"
+    elif dropout is not None and dropout.keys is None:
+        reason = (
+            "does not support this dropout of attention weights, except in inference mode. "
+            '"blocks" supports `nn.Dropout` with a number p, a Threefry key, and jax_enable_x64 off'
+        )
+    if reason is not None and implementation not in ("auto", "plain"):
+        raise ValueError(f'implementation="{implementation}" {reason}. Use "auto" or "plain".')
+    if reason is not None or sizes[0] == 0:  # A query of no rows has no scores.
         implementation = "plain"
     # Inside `shard_map`, inputs may vary over fewer mesh axes than the output. This cast makes all
     # inputs vary over all these axes. The transpose of the cast sums the cotangents of the inputs.
     axes = frozenset().union(*(varying_axes(each) for each in inputs if each is not None))
     inputs = jax.tree_util.tree_map(lambda each: vary(each, axes), inputs)
-    if dropout is not None and dropout.keys is None:
-        if implementation not in ("auto", "plain"):
-            raise ValueError(
-                f'implementation="{implementation}" does not support this dropout of attention '
-                'weights: use "auto" or "plain", or inference mode. "blocks" supports `nn.Dropout` '
-                "with a number p, a Threefry key, and jax_enable_x64 off."
-            )
-        implementation = "plain"
     if implementation == "plain":
         return _attend_plainly(pattern, inputs, dropout)
     if dropout is not None and dropout.keys is not None:
@@ -191,7 +179,8 @@ def attend_with(
         least = _LEAST_SCORES if on_cpu else _LEAST_SCORES_ELSEWHERE
         reason = find_unsupported(pattern, inputs)
         if reason is None:
-            plan = plan._replace(kernel=fused("cuda" if implementation == "auto" else None))
+            platform = "cuda" if implementation == "auto" else None
+            plan = plan._replace(kernel=Kernel(platform, _output, _cotangents))
         elif implementation == "cudnn":
             raise ValueError(
                 f'implementation="cudnn" does not support this attention: {reason}. '
@@ -414,10 +403,6 @@ def find_unsupported(pattern: Pattern, inputs: Inputs) -> str | None:
     return None
 
 
-def fused(platform: str | None) -> Kernel:
-    return Kernel(platform, _output, _cotangents)
-
-
 def _output(pattern: Pattern, inputs: Inputs) -> list[Array]:
     static, arguments, has_no_key = _prepare(pattern, inputs)
     output, log_sums = _forward(static)(*arguments)
@@ -514,19 +499,13 @@ def _forward(static: Static) -> Callable[..., list[Array]]:
 
 @functools.cache
 def _backward(static: Static) -> Callable[..., list[Array]]:
-    """Returns a function from batched arrays to the cotangents of query, key and value."""
+    """Returns a function from batched arrays to the cotangents of query, key and value.
 
-    def backward(
-        query: Array,
-        key: Array,
-        value: Array,
-        bias: Any,
-        mask: Any,
-        length: Any,
-        output: Array,
-        log_sums: Array,
-        cotangent: Array,
-    ) -> list[Array]:
+    After the arguments of `_forward`, it takes the output, the log-sum-exp and the cotangent.
+    """
+
+    def backward(query: Array, key: Array, value: Array, *others: Any) -> list[Array]:
+        bias, mask, length, output, log_sums, cotangent = others
         recomputed, pull = jax.vjp(_attention(static, bias, mask, length), query, key, value)
         leaves, treedef = jax.tree_util.tree_flatten(pull)
         # The backward pass needs residuals of a forward pass. These lines replace the residuals by

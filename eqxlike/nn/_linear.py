@@ -74,15 +74,13 @@ class Linear(Module):
         **Raises:** `ValueError` for a negative or non-integer size; `TypeError` for an integer
         dtype.
         """
-        in_features = number_of_features(in_features, "in_features")
-        out_features = number_of_features(out_features, "out_features")
-        shape = feature_count(out_features), feature_count(in_features)
+        self.in_features = number_of_features(in_features, "in_features")
+        self.out_features = number_of_features(out_features, "out_features")
+        self.use_bias = use_bias
+        shape = feature_count(self.out_features), feature_count(self.in_features)
         self.weight, self.bias = draw_weight_and_bias(
             key, shape, dtype, use_bias, weight_init, bias_init
         )
-        self.in_features = in_features
-        self.out_features = out_features
-        self.use_bias = use_bias
 
     def __call__(
         self, x: Shaped[Array, " in_features"], *, key: PRNGKeyArray | None = None

@@ -128,10 +128,10 @@ class MLP(Module):
         **Raises:** `ValueError` for a negative or non-integer size or depth; `TypeError` for an
         activation that is not a function.
         """
-        in_size = number_of_features(in_size, "in_size")
-        out_size = number_of_features(out_size, "out_size")
-        width_size = whole_number(width_size, "width_size", least=0)
-        depth = whole_number(depth, "depth", least=0)
+        self.in_size = in_size = number_of_features(in_size, "in_size")
+        self.out_size = out_size = number_of_features(out_size, "out_size")
+        self.width_size = width_size = whole_number(width_size, "width_size", least=0)
+        self.depth = depth = whole_number(depth, "depth", least=0)
         make = functools.partial(Linear, dtype=dtype, weight_init=weight_init, bias_init=bias_init)
         keys: Any = jr.split(key, depth + 1) if scan else split_key(key, depth + 1)
         first, between, last = keys[0], keys[1:-1], keys[-1]
@@ -152,10 +152,6 @@ class MLP(Module):
         self.final_activation = _one_per_unit(final_activation, feature_shape(out_size))
         self.use_bias = use_bias
         self.use_final_bias = use_final_bias
-        self.in_size = in_size
-        self.out_size = out_size
-        self.width_size = width_size
-        self.depth = depth
         self.scan = scan
 
     def __call__(

@@ -229,22 +229,20 @@ class GroupNorm(_OfOneExample):
         **Raises:** `ValueError` if `channels` is missing, or if `groups` does not divide
         `channels`.
         """
-        groups = whole_number(groups, "groups")
-        channels = None if channels is None else whole_number(channels, "channels", least=0)
-        if channels is not None and channels % groups != 0:
+        self.groups = whole_number(groups, "groups")
+        self.channels = None if channels is None else whole_number(channels, "channels", least=0)
+        if channels is None and channelwise_affine:
+            raise ValueError("GroupNorm needs `channels` unless `channelwise_affine=False`.")
+        if (self.channels or 0) % self.groups != 0:
             raise ValueError(
                 f"The number of groups must divide the number of channels: got groups={groups} and "
                 f"channels={channels}."
             )
-        if channels is None and channelwise_affine:
-            raise ValueError("GroupNorm needs `channels` unless `channelwise_affine=False`.")
-        self.groups = groups
-        self.channels = channels
         self.eps = real_number(eps, "eps")
         self.channelwise_affine = channelwise_affine
         use = channelwise_affine
         self.weight, self.bias = draw_affine(
-            (channels or 0,), parameter_dtype(dtype), use, use, weight_init, bias_init, key
+            (self.channels or 0,), parameter_dtype(dtype), use, use, weight_init, bias_init, key
         )
 
     def _apply(self, x: Array) -> Array:
@@ -414,12 +412,12 @@ class BatchNorm(StatefulLayer):
                 "`jax.vmap` around the layer; or `batched=True`, to call it on arrays of shape "
                 "(batch, channels, ...)."
             )
-        input_size = whole_number(input_size, "input_size", least=0)
+        self.input_size = whole_number(input_size, "input_size", least=0)
         dtype, is_affine = parameter_dtype(dtype), channelwise_affine
         self.weight, self.bias = draw_affine(
-            (input_size,), dtype, is_affine, is_affine, weight_init, bias_init, key
+            (self.input_size,), dtype, is_affine, is_affine, weight_init, bias_init, key
         )
-        ones, zeros = draw_affine((input_size,), at_least_float32(dtype))
+        ones, zeros = draw_affine((self.input_size,), at_least_float32(dtype))
         is_ema = mode == "ema"
         self.ema_first_time_index = StateIndex(jnp.array(True)) if is_ema else None
         self.ema_state_index = StateIndex((zeros, zeros)) if is_ema else None
@@ -427,7 +425,6 @@ class BatchNorm(StatefulLayer):
         self.batch_state_index = None if is_ema else StateIndex((zeros, ones))
         self.axis_name = tuple(axis_name) if isinstance(axis_name, list) else axis_name
         self.inference = inference
-        self.input_size = input_size
         self.eps = real_number(eps, "eps")
         self.channelwise_affine = channelwise_affine
         self.momentum = real_number(momentum, "momentum")

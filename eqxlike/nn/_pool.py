@@ -82,11 +82,10 @@ class Pool(Module):
         """
         self.init = init
         self.operation = operation
-        num_spatial_dims = whole_number(num_spatial_dims, "num_spatial_dims")
-        self.num_spatial_dims = num_spatial_dims
-        self.kernel_size = sizes_by_axis(kernel_size, num_spatial_dims, "kernel_size")
-        self.stride = sizes_by_axis(stride, num_spatial_dims, "stride")
-        self.padding = padding_by_axis(padding, num_spatial_dims)
+        self.num_spatial_dims = num_axes = whole_number(num_spatial_dims, "num_spatial_dims")
+        self.kernel_size = sizes_by_axis(kernel_size, num_axes, "kernel_size")
+        self.stride = sizes_by_axis(stride, num_axes, "stride")
+        self.padding = padding_by_axis(padding, num_axes)
         self.use_ceil = use_ceil
 
     def __call__(

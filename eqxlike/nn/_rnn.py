@@ -99,14 +99,13 @@ class GRUCell(Module):
 
         **Raises:** `ValueError` if a size is not an integer of at least 0.
         """
-        input_size = whole_number(input_size, "input_size", least=0)
-        hidden_size = whole_number(hidden_size, "hidden_size", least=0)
+        self.input_size = whole_number(input_size, "input_size", least=0)
+        self.hidden_size = whole_number(hidden_size, "hidden_size", least=0)
+        sizes = self.input_size, self.hidden_size
         options = use_bias, dtype, weight_init, bias_init
         self.weight_ih, self.weight_hh, self.bias, self.bias_n = draw(
-            key, *_parameters(3, input_size, hidden_size, *options)
+            key, *_parameters(3, *sizes, *options)
         )
-        self.input_size = input_size
-        self.hidden_size = hidden_size
         self.use_bias = use_bias
 
     def __call__(
@@ -198,14 +197,11 @@ class LSTMCell(Module):
 
         **Raises:** `ValueError` if a size is not an integer of at least 0.
         """
-        input_size = whole_number(input_size, "input_size", least=0)
-        hidden_size = whole_number(hidden_size, "hidden_size", least=0)
+        self.input_size = whole_number(input_size, "input_size", least=0)
+        self.hidden_size = whole_number(hidden_size, "hidden_size", least=0)
+        sizes = self.input_size, self.hidden_size
         options = use_bias, dtype, weight_init, bias_init
-        self.weight_ih, self.weight_hh, self.bias = draw(
-            key, *_parameters(4, input_size, hidden_size, *options)[:3]
-        )
-        self.input_size = input_size
-        self.hidden_size = hidden_size
+        self.weight_ih, self.weight_hh, self.bias = draw(key, *_parameters(4, *sizes, *options)[:3])
         self.use_bias = use_bias
 
     def __call__(
