@@ -368,20 +368,15 @@ class MultiheadAttention(Module):
         assert rotary is not None
         if positions is None:
             positions = (query_offset, 0)
-        elif not isinstance(positions, tuple):
-            positions = jnp.asarray(positions)
-            if query.shape[0] != key.shape[0]:
-                raise ValueError(
-                    f"{describe(self)} got {query.shape[0]} queries, {key.shape[0]} keys and one "
-                    "array of positions: pass a pair, `positions=(of_queries, of_keys)`."
-                )
-            positions = (positions, positions)
-        elif len(positions) != 2:
+        is_single, size = not isinstance(positions, tuple), rotary.embedding_size
+        if query.shape[0] != key.shape[0] if is_single else len(positions) != 2:
+            got = "one array" if is_single else f"a tuple of {len(positions)}"
             raise ValueError(
-                f"{describe(self)} expected positions to be an array or a pair of arrays, got a "
-                f"tuple of {len(positions)}."
+                f"{describe(self)} expected positions to be one array for queries and as many "
+                "keys, or a pair, `positions=(of_queries, of_keys)`; got "
+                f"{query.shape[0]} queries, {key.shape[0]} keys and {got}."
             )
-        size = rotary.embedding_size
+        of_queries, of_keys = 2 * (jnp.asarray(positions),) if is_single else positions
 
         def rotate(heads: Heads, positions: Any) -> Heads:
             rotated = rotary(heads[..., :size], positions=positions)
@@ -389,7 +384,7 @@ class MultiheadAttention(Module):
                 return rotated
             return jnp.concatenate([rotated, heads[..., size:]], axis=-1)
 
-        return rotate(query, positions[0]), rotate(key, positions[1])
+        return rotate(query, of_queries), rotate(key, of_keys)
 
     def _project(
         self, inputs: tuple[Array, Array, Array], keys: Sequence[PRNGKeyArray | None]

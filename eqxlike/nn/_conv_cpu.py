@@ -50,11 +50,6 @@ def _with_conv(function: Callable[..., Array], *arrays: Array) -> Array:
     return values[closed.jaxpr.outvars[0]]
 
 
-def _have_static_shapes(*arrays: Any) -> bool:
-    """Whether all sizes are known; exported programs may have symbolic sizes."""
-    return all(isinstance(size, int) for array in arrays for size in array.shape)
-
-
 def _plain(x: Array, weight: Array, **params: Any) -> Array:
     return _jax_conv.bind(x, weight, **params)
 
@@ -125,7 +120,8 @@ def _lower(context: Any, x: Any, weight: Any, **params: Any) -> Any:
       convolution. XLA computes both in slow loops.
     """
     (x_aval, weight_aval), (y_aval,) = context.avals_in, context.avals_out
-    if not _have_static_shapes(x_aval, weight_aval, y_aval):
+    all_sizes = (*x_aval.shape, *weight_aval.shape, *y_aval.shape)
+    if not all(isinstance(size, int) for size in all_sizes):  # Exported programs, for example.
         return mlir.lower_fun(_plain, multiple_results=False)(context, x, weight, **params)
     numbers, groups = params["dimension_numbers"], params["batch_group_count"]
     x_sizes = [x_aval.shape[axis] for axis in numbers.lhs_spec[2:]]

@@ -66,11 +66,7 @@ class Embedding(Module):
                 )
             draw: Callable[..., Array] = normal if weight_init is None else weight_init
             weight = draw(key, (num_embeddings, embedding_size), parameter_dtype(dtype))
-        elif weight.ndim != 2:
-            raise ValueError(
-                "Embedding expected a `weight` of shape (num_embeddings, embedding_size), got "
-                f"shape {weight.shape}."
-            )
+        check_input("Embedding", weight, ("num_embeddings", "embedding_size"), "weight")
         rows, columns = weight.shape
         if num_embeddings not in (None, rows) or embedding_size not in (None, columns):
             raise ValueError(

@@ -110,25 +110,23 @@ def _map_attention(
     """
     made: dict[int, tuple[Any, Any]] = {}
 
-    def with_parts(node: Any) -> Any:
-        parts, treedef = jtu.tree_flatten(
-            node,
-            is_leaf=lambda part: (
-                part is not node and (is_attention(part) or isinstance(part, Shared))
-            ),
-        )
-        new = [replaced(part) if is_attention(part) else part for part in parts]
-        return node if all(map(operator.is_, new, parts)) else treedef.unflatten(new)
+    def is_found(node: Any) -> bool:
+        return is_attention(node) or isinstance(node, Shared)
 
-    def replaced(attention: Any) -> Any:
-        if id(attention) not in made:
-            # Keeps a reference to the layer, so that Python gives its `id` to no other layer.
-            made[id(attention)] = attention, function(with_parts(attention))
-        return made[id(attention)][1]
+    def replaced(node: Any) -> Any:
+        if isinstance(node, Shared):
+            return node
+        if id(node) not in made:
+            parts, treedef = jtu.tree_flatten(
+                node, is_leaf=lambda part: part is not node and is_found(part)
+            )
+            new = [replaced(part) if is_found(part) else part for part in parts]
+            changed = node if all(map(operator.is_, new, parts)) else treedef.unflatten(new)
+            # Keeps a reference to the node, so that Python gives its `id` to no other node.
+            made[id(node)] = node, function(changed) if is_attention(node) else changed
+        return made[id(node)][1]
 
-    if is_attention(model):
-        return replaced(model)
-    return model if isinstance(model, Shared) else with_parts(model)
+    return replaced(model)
 
 
 def _group_fusable(layers: Sequence[Any], counts: dict[int, int]) -> list[tuple[int, ...]]:
@@ -148,11 +146,9 @@ def _fusion_key(layer: Any, counts: dict[int, int]) -> Any:
     frozen = set(flag_frozen(layer))
     plain = unfreeze(layer) if True in frozen else layer
     arrays = [plain.weight] if plain.bias is None else [plain.weight, plain.bias]
-    if type(plain) is not Linear or len(frozen) != 1 or not all(map(is_array, arrays)):
-        return None
-    if any(counts[id(array)] > 1 for array in arrays):
-        return None
-    if not isinstance(plain.in_features, int) or not isinstance(plain.out_features, int):
+    is_own = all(is_array(array) and counts[id(array)] <= 1 for array in arrays)
+    has_scalars = "scalar" in (plain.in_features, plain.out_features)
+    if type(plain) is not Linear or len(frozen) != 1 or not is_own or has_scalars:
         return None
     shardings = tuple(
         None if isinstance(each, Tracer) else getattr(each, "sharding", None) for each in arrays

@@ -133,11 +133,9 @@ class KVCache(Module):
                 cls(1, length, *each, window=window, dtype=dtype)
                 for each, window in zip(sizes, windows, strict=True)
             ]
-            return parts[0].with_fields(
-                keys=tuple(part.keys[0] for part in parts),
-                values=tuple(part.values[0] for part in parts),
-                windows=tuple(part.windows[0] for part in parts),
-            )
+            fields = ("keys", "values", "windows")
+            joined = {name: tuple(getattr(part, name)[0] for part in parts) for name in fields}
+            return parts[0].with_fields(**joined)
         if len(set(sizes)) > 1:
             raise ValueError(
                 "KVCache.for_model expected attention layers with equal num_kv_heads, qk_size and "

@@ -376,15 +376,7 @@ def pads_for(
     """The padding of an input with these spatial sizes, as pairs."""
     if not isinstance(padding, str):
         return padding
-    if padding == "VALID":
-        return ((0, 0),) * len(extents)
-    pads = []
-    for size, extent, step in zip(sizes, extents, stride, strict=True):
-        num_windows = -(-size // step)
-        total = max((num_windows - 1) * step + extent - size, 0)
-        smaller, larger = total // 2, total - total // 2
-        pads.append((smaller, larger) if padding == "SAME" else (larger, smaller))
-    return tuple(pads)
+    return tuple(jax.lax.padtype_to_pads(sizes, extents, stride, padding))
 
 
 def check_window_fits(layer: Module, x: Any, pads: Pads, extents: tuple[int, ...]) -> None:

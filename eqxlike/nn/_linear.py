@@ -164,11 +164,11 @@ class FusedLinear(Module):
                     f"FusedLinear takes nn.Linear layers; layers[{index}] is a "
                     f"{type(layer).__name__}."
                 )
-            if _shared_properties(layer) != _shared_properties(layers[0]):
+            if _describe(layer) != _describe(layers[0]):
                 raise ValueError(
                     f"FusedLinear: layers[0] has {_describe(layers[0])}, and layers[{index}] "
-                    f"has {_describe(layer)}. Fused layers need the same input size and "
-                    "dtype, and either all or none have a bias."
+                    f"has {_describe(layer)}. Fused layers need the same input size, dtype and "
+                    "leading axes, and either all or none have a bias."
                 )
             if not isinstance(layer.in_features, int) or not isinstance(layer.out_features, int):
                 raise ValueError(
@@ -229,14 +229,11 @@ class FusedLinear(Module):
         return new
 
 
-def _shared_properties(layer: Linear) -> tuple[Any, ...]:
-    """The properties that fused layers must share."""
-    return layer.in_features, layer.weight.dtype, layer.weight.shape[:-2], layer.use_bias
-
-
 def _describe(layer: Linear) -> str:
-    bias = "a bias" if layer.use_bias else "no bias"
-    return f"{layer.in_features} inputs, {bias} and a weight of {layer.weight.dtype}"
+    """The properties that fused layers must share."""
+    bias, axes = "a bias" if layer.use_bias else "no bias", layer.weight.shape[:-2]
+    stacked = f", leading axes {axes}" if axes else ""
+    return f"{layer.in_features} inputs, {bias}{stacked} and a weight of {layer.weight.dtype}"
 
 
 class Identity(Module):

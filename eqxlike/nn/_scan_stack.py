@@ -144,7 +144,9 @@ class ScanStack(StatefulLayer, Stacked):
         if not layers:
             raise ValueError("ScanStack.stack needs at least one layer.")
         layers = [with_array_states(layer, layers[0]) for layer in layers]
-        first, *others = map(_unfrozen, layers)
+        first, *others = (
+            freeze_where(layer, jtu.tree_map(lambda _: False, layer)) for layer in layers
+        )
         for index, layer in enumerate([first, *others]):
             if difference := _explain_difference(first, layer, index):
                 raise ValueError(
@@ -302,7 +304,11 @@ class ScanStack(StatefulLayer, Stacked):
 
         def step(x: Any, xs_of_layer: Any) -> tuple[Any, State | None]:
             output, state = apply(x, *xs_of_layer)
-            _check_output(x, output)
+            if difference := find_difference(x, output, same_shape_and_dtype):
+                raise TypeError(
+                    "A layer of a ScanStack must return the same structure, shapes and dtypes as "
+                    f"its input: {difference.explain('input', 'output')}."
+                )
             return output, state
 
         return jax.lax.scan(step, x, xs, self.depth, unroll=self.unroll)
@@ -390,10 +396,6 @@ def _explain_difference(first: Any, layer: Any, index: int) -> str | None:
     return difference.explain(f"layers[{index}]", "layers[0]") if difference else None
 
 
-def _unfrozen(layer: Any) -> Any:
-    return freeze_where(layer, jtu.tree_map(lambda _: False, layer))
-
-
 def _has_effects(apply: Callable[..., Any], x: Any, xs: tuple[Any, ...]) -> bool:
     """Whether a layer has a side effect, such as a print, that the backward pass must not repeat.
 
@@ -408,11 +410,3 @@ def _has_effects(apply: Callable[..., Any], x: Any, xs: tuple[Any, ...]) -> bool
 
     jaxpr = filter_make_jaxpr(apply)(x, *jtu.tree_map(of_one_layer, xs))[0]
     return any(type(effect).__name__ != "NamedAxisEffect" for effect in jaxpr.effects)
-
-
-def _check_output(x: Any, output: Any) -> None:
-    if difference := find_difference(x, output, same_shape_and_dtype):
-        raise TypeError(
-            "A layer of a ScanStack must return the same structure, shapes and dtypes as its "
-            f"input: {difference.explain('input', 'output')}."
-        )

@@ -161,8 +161,11 @@ def summary(model: PyTree, /, *example_args: Any, **kwargs: Any) -> Summary:
     leaves = jtu.tree_leaves(model)
     flags = flag_leaves(model, leaves, is_inexact_array)
     trainable = {id(leaf) for leaf, flag in zip(leaves, flags, strict=True) if flag}
-    layers = (each for each in records if _is_layer(each.module))
-    rows = tuple(_row(each, trainable, cost or _Cost()) for each in layers)
+    rows = tuple(
+        _row(each, trainable, cost or _Cost())
+        for each in records
+        if callable(each.module) or any(map(is_array, jtu.tree_leaves(each.module)))
+    )
     # JAX may cache the observed Modules, and the observed Modules refer to `records`. Without this
     # line, the cache would keep the arrays alive.
     records.clear()
@@ -171,10 +174,6 @@ def summary(model: PyTree, /, *example_args: Any, **kwargs: Any) -> Summary:
 
 def _known(flops: float | None) -> float | None:
     return None if flops is None or math.isnan(flops) else flops
-
-
-def _is_layer(module: Module) -> bool:
-    return callable(module) or any(map(is_array, jtu.tree_leaves(module)))
 
 
 def _sizes(node: PyTree, trainable: set[int]) -> tuple[int, int, int]:
@@ -306,20 +305,20 @@ class _Call:
     """One traced call of a Module.
 
     - `number`: the number of the call's name scope in the program.
-    - `around`: the call that contains this call, or `None`.
+    - `around`: the calls that contain this call, outermost first.
     - `output`: the output of the call, with shapes in place of arrays.
     - `does_nothing`: whether all arrays of the output are inputs of the call.
     """
 
     number: int
-    around: "_Call | None"
+    around: tuple["_Call", ...]
     output: PyTree = None
     does_nothing: bool = False
 
     def times_in(self, cost: _Cost) -> int:
         """The number of times that the program runs this call; 0 if JAX discarded the trace."""
         if self.number not in cost.times_of and self.does_nothing:
-            return 1 if self.around is None else self.around.times_in(cost)
+            return self.around[-1].times_in(cost) if self.around else 1
         return cost.times_of.get(self.number, 0)
 
 
@@ -334,16 +333,11 @@ class _Record:
     def flops_in(self, cost: _Cost) -> float | None:
         """The FLOPs of the outermost calls of `module`; `None` if there are no calls."""
         own = {call.number for call in self.calls}
-        outermost = [call for call in self.calls if not any(map(own.__contains__, _outside(call)))]
+        outermost = (
+            call for call in self.calls if own.isdisjoint(each.number for each in call.around)
+        )
         flops = [cost.flops_of.get(call.number, 0.0) for call in outermost if call.times_in(cost)]
         return sum(flops) if flops else None
-
-
-def _outside(call: _Call) -> Iterator[int]:
-    """The numbers of the calls that contain a call."""
-    while call.around is not None:
-        call = call.around
-        yield call.number
 
 
 def _row(record: _Record, trainable: set[int], cost: _Cost) -> LayerSummary:
@@ -369,7 +363,7 @@ def _recording(records: list[_Record]) -> Callable[[tuple[Any, ...], Module], An
 
         @contextlib.contextmanager
         def observe(*arguments: Any) -> Iterator[Callable[[Any], None]]:
-            call = _Call(next(numbers), running[-1] if running else None)
+            call = _Call(next(numbers), tuple(running))
             inputs = jtu.tree_leaves(arguments)
 
             def returned(output: PyTree) -> None:
