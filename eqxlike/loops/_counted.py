@@ -38,14 +38,13 @@ from jaxtyping import Array, Bool, Int
 
 from .._compat import vary, varying_axes
 from .._transforms._derivatives._linear_call import (
-    batch_first,
     instantiate,
     jvp_of_moving,
     linear_call,
     zero_tangent,
 )
 from ._primitives import unvmap_any, with_transpose
-from ._revolve import pull_back_any_length
+from ._revolve import revolve
 from ._scan import (
     Arrays,
     Nonzero,
@@ -62,7 +61,7 @@ from ._scan import (
     with_tangents,
     zero_rows,
 )
-from ._step import clear_written, pull_back_step, run, select_active
+from ._step import clear_written, pull_back_step, run, select_active, with_jvp
 
 Saved = tuple[list[Array], list[Array], list[Array]]
 """`(carry, ys, saved)`: the two outputs of a scan, and the saved carry before each segment."""
@@ -71,20 +70,16 @@ Saved = tuple[list[Array], list[Array], list[Array]]
 def counted_scan(scan: Scan, operands: Operands) -> tuple[list[Array], list[Array]]:
     """Runs a scan. Returns the last carry and the ys. Rows of the ys beyond `count` are zero."""
 
-    @jax.custom_jvp
-    @batch_first
     def run_flat(flat: Arrays) -> tuple[list[Array], list[Array]]:
         return run(scan, operands.unflatten(flat))
 
-    @functools.partial(run_flat.defjvp, symbolic_zeros=True)
-    @batch_first
-    def _differentiate(primals: Any, tangents: Any) -> Any:
-        filled = operands.unflatten(primals[0])
-        dots = tangents[0] if operands.count is None else tangents[0][:-1]
+    def differentiate(flat: Arrays, tangents: Arrays) -> Any:
+        filled = operands.unflatten(flat)
+        tangents = tangents if operands.count is None else tangents[:-1]
         carry, ys, saved = save(scan, filled)
-        return (carry, ys), tangents_of(scan, filled, dots, carry, ys, saved)
+        return (carry, ys), tangents_of(scan, filled, tangents, carry, ys, saved)
 
-    return run_flat(operands.flatten())
+    return with_jvp(run_flat, differentiate, operands.flatten())
 
 
 def save(scan: Scan, operands: Operands) -> Saved:
@@ -149,9 +144,7 @@ def tangents_of(
         ct_carry, ct_ys = split(cotangents, sum(nonzero.carry))
         _check_consts(filled, nonzero)
         if scan.has_few_checkpoints:
-            return pull_back_any_length(
-                scan, filled, nonzero, last, ct_carry, ct_ys, is_shared, _push_forward
-            )
+            return _pull_back_by_revolve(scan, filled, nonzero, last, ct_carry, ct_ys, is_shared)
         ct_consts = list(map(jnp.zeros_like, select(filled.consts, nonzero.consts)))
         ct_carry, ct_consts, ct_xs = _pull_back(
             scan, filled, nonzero, saved, last, ct_carry, ct_ys, ct_consts, is_shared
@@ -192,13 +185,7 @@ def _push_forward(
 
     `directions` has a tangent for each operand that is marked in `nonzero`.
     """
-    consts_dot, carry_dot, xs_dot = nonzero.split(directions)
-    with_directions = Operands(
-        [*operands.consts, *consts_dot],
-        [*operands.carry, *carry_dot],
-        [*operands.xs, *xs_dot],
-        operands.count,
-    )
+    with_directions = operands.followed_by(*nonzero.split(directions))
     carry, ys_dot = counted_scan(with_tangents(scan, operands, nonzero), with_directions)
     return [*carry[len(operands.carry) :], *ys_dot]
 
@@ -266,6 +253,128 @@ def _pull_back(
     return ct_carry, ct_consts, segments.join(ct_xs)
 
 
+# --- The scan with few saved carries ---
+
+
+def _pull_back_by_revolve(
+    scan: Scan,
+    operands: Operands,
+    nonzero: Nonzero,
+    last: Arrays,
+    ct_carry: Arrays,
+    ct_ys: Arrays,
+    is_shared: tuple[bool, ...],
+) -> list[Array]:
+    """A differentiable `revolve`, with the same arguments."""
+    if operands.count is None:
+        operands = dataclasses.replace(operands, count=jnp.asarray(scan.length))
+    numbers = len(operands.flatten()), len(last), len(ct_carry)
+
+    def run_flat(flat: Arrays) -> list[Array]:
+        flat, last, ct_carry, ct_ys = split(flat, *numbers)
+        filled = operands.unflatten(flat)
+        return revolve(scan, filled, nonzero, last, ct_carry, ct_ys, is_shared)
+
+    def run_wider(wider: Nonzero, flat: Arrays) -> list[Array]:
+        """Computes cotangents of more operands, `wider`. Returns the cotangents of `nonzero`."""
+        flat, last, ct_carry, ct_ys = split(flat, *numbers)
+        cotangents = iter(ct_carry)
+        ct_carry = [
+            next(cotangents) if is_nonzero else jnp.zeros_like(array)
+            for array, is_nonzero, is_now in zip(last, nonzero.carry, wider.carry, strict=True)
+            if is_now
+        ]
+        filled, none_shared = operands.unflatten(flat), (False,) * sum(wider.consts)
+        more = _pull_back_by_revolve(scan, filled, wider, last, ct_carry, ct_ys, none_shared)
+        return select(more, select(nonzero.flatten(), wider.flatten()))
+
+    def differentiate(arrays: Arrays, tangents: Arrays) -> Any:
+        flat, last, ct_carry, ct_ys = split(arrays, *numbers)
+        filled = operands.unflatten(flat)
+        # The tangents of `last` are not used, because they follow from the tangents of the
+        # operands. The last operand is the count, which has no tangent.
+        (*dots, _), _, ct_outputs_dot = split(tangents, *numbers[:2])
+        wider = find_nonzero(scan, filled, nonzero.union(dots))
+        if wider != nonzero:
+            return jvp_of_moving(functools.partial(run_wider, wider), arrays, tangents)
+        output = _pull_back_by_revolve(scan, filled, nonzero, last, ct_carry, ct_ys, is_shared)
+        second = _SecondDerivative(scan, operands, nonzero)
+        directions = list(map(instantiate, [*select(dots, nonzero.flatten()), *ct_outputs_dot]))
+        return output, linear_call(
+            second.forward, second.transpose, arrays, directions, like=output
+        )
+
+    arrays = [*operands.flatten(), *last, *ct_carry, *ct_ys]
+    return with_jvp(run_flat, differentiate, arrays)
+
+
+@dataclasses.dataclass(frozen=True)
+class _SecondDerivative:
+    """The derivative of `_pull_back_by_revolve`, and the transpose of this derivative.
+
+    Let `F` be the scan. `_pull_back_by_revolve` is `P(x, c) = F'(x)^T c`. The scan with tangents is
+    `G(x, x_dot) = (F(x), F'(x) x_dot)`.
+
+    - `forward`: the tangent of `P` along `(x_dot, c_dot)` is the cotangent of `x` in
+      `G'(x, x_dot)^T (c_dot, c)`.
+    - `transpose`: for a cotangent `w` of `P`, the cotangent of `c_dot` is `F'(x) w`. Second
+      derivatives are symmetric, so the cotangent of `x_dot` is the cotangent of `x` in
+      `G'(x, w)^T (0, c)`.
+    """
+
+    scan: Scan
+    operands: Operands
+    nonzero: Nonzero
+
+    def forward(self, residuals: Arrays, directions: Arrays) -> list[Array]:
+        dots, ct_outputs_dot = split(directions, sum(self.nonzero.flatten()))
+        return self._pull_back(residuals, dots, ct_outputs_dot)
+
+    def transpose(self, residuals: Arrays, cotangents: Arrays, _: Any) -> list[Array]:
+        operands, _, ct_outputs = self._unpack(residuals)
+        zeros = list(map(jnp.zeros_like, ct_outputs))
+        return [
+            *self._pull_back(residuals, cotangents, zeros),
+            *_push_forward(self.scan, operands, self.nonzero, cotangents),
+        ]
+
+    def _unpack(self, residuals: Arrays) -> tuple[Operands, list[Array], list[Array]]:
+        num_flat, num_carry = len(self.operands.flatten()), len(self.operands.carry)
+        flat, last, ct_outputs = split(residuals, num_flat, num_carry)
+        return self.operands.unflatten(flat), last, ct_outputs
+
+    def _pull_back(
+        self, residuals: Arrays, directions: Arrays, ct_outputs_dot: Arrays
+    ) -> list[Array]:
+        """The cotangent of `x` in `G'(x, directions)^T (ct_outputs_dot, c)`."""
+        operands, last, ct_outputs = self._unpack(residuals)
+        nonzero = self.nonzero
+        dots = consts_dot, carry_dot, xs_dot = nonzero.split(directions)
+        last_dot = carry_dot
+        if any(self.scan.is_written_once):
+            last_dot = _push_forward(self.scan, operands, nonzero, directions)
+        num_carry = len(carry_dot)
+        ct_carry, ct_ys = split(ct_outputs, num_carry)
+        ct_carry_dot, ct_ys_dot = split(ct_outputs_dot, num_carry)
+        doubled = Nonzero(
+            [*nonzero.consts, *[False] * len(consts_dot)],
+            [*nonzero.carry, *[True] * num_carry],
+            [*nonzero.xs, *[False] * len(xs_dot)],
+            [*nonzero.ys, *[True] * len(ct_ys)],
+        )
+        cotangents = _pull_back_by_revolve(
+            with_tangents(self.scan, operands, nonzero, with_ys=True),
+            operands.followed_by(*dots),
+            doubled,
+            [*last, *last_dot[:num_carry]],
+            [*ct_carry_dot, *ct_carry],
+            [*ct_ys_dot, *ct_ys],
+            (False,) * sum(doubled.consts),
+        )
+        ct_consts, ct_carry, ct_xs = doubled.split(cotangents)
+        return [*ct_consts, *ct_carry[:num_carry], *ct_xs]
+
+
 # --- Loops of unknown length ---
 
 
@@ -297,8 +406,6 @@ class While:
 def counted_while(loop: While, operands: Operands) -> list[Array]:
     """Runs a differentiable while loop, and returns the last carry."""
 
-    @jax.custom_jvp
-    @batch_first
     def run_flat(flat: Arrays) -> list[Array]:
         return with_transpose(
             lambda flat: run_while(loop, operands.unflatten(flat)),
@@ -307,17 +414,15 @@ def counted_while(loop: While, operands: Operands) -> list[Array]:
             flat,
         )
 
-    @functools.partial(run_flat.defjvp, symbolic_zeros=True)
-    @batch_first
-    def _differentiate(primals: Any, tangents: Any) -> Any:
-        filled = operands.unflatten(primals[0])
+    def differentiate(flat: Arrays, tangents: Arrays) -> Any:
+        filled = operands.unflatten(flat)
         count, carry, saved = save_while(loop, filled)
-        dots = loop.scan_tangents(filled, tangents[0])
+        tangents = loop.scan_tangents(filled, tangents)
         of_scan = dataclasses.replace(filled, count=count)
-        carry_dot, _ = tangents_of(loop.scan, of_scan, dots, carry, [], saved)
+        carry_dot, _ = tangents_of(loop.scan, of_scan, tangents, carry, [], saved)
         return carry, carry_dot
 
-    return run_flat(operands.flatten())
+    return with_jvp(run_flat, differentiate, operands.flatten())
 
 
 def _check_linear(loop: While, operands: Operands, flags: Sequence[bool]) -> None:
@@ -379,31 +484,27 @@ SavedWhile = tuple[Int[Array, ""], list[Array], list[Array]]
 def save_while(loop: While, operands: Operands) -> SavedWhile:
     """Runs the loop, and saves the carry before each segment."""
 
-    @jax.custom_jvp
-    @batch_first
     def run_flat(flat: Arrays) -> SavedWhile:
         return _run_and_save(loop, operands.unflatten(flat))
 
-    @functools.partial(run_flat.defjvp, symbolic_zeros=True)
-    @batch_first
-    def _differentiate(primals: Any, tangents: Any) -> Any:
-        filled = operands.unflatten(primals[0])
+    def differentiate(flat: Arrays, tangents: Arrays) -> Any:
+        filled = operands.unflatten(flat)
         count, carry, saved = save_while(loop, filled)
-        dots = loop.scan_tangents(filled, tangents[0])
+        tangents = loop.scan_tangents(filled, tangents)
 
         def replayed(flat: Arrays) -> list[Array]:
             of_scan = dataclasses.replace(filled.unflatten(flat), count=count)
             carry, _, saved = save(loop.scan, of_scan)
             return [*carry, *saved]
 
-        nonzero = find_nonzero(loop.scan, filled, nonzero_at_start(filled, dots, []))
+        nonzero = find_nonzero(loop.scan, filled, nonzero_at_start(filled, tangents, []))
         flags = [*nonzero.carry, *(loop.scan.saved(nonzero.carry) if saved else [])]
-        _, outputs_dot = jvp_of_moving(replayed, primals[0], dots)
+        _, outputs_dot = jvp_of_moving(replayed, flat, tangents)
         zeros = map(zero_tangent, [*carry, *saved])
         carry_dot, saved_dot = split(fill(select(outputs_dot, flags), zeros, flags), len(carry))
         return (count, carry, saved), (zero_tangent(count), carry_dot, saved_dot)
 
-    return run_flat(operands.flatten())
+    return with_jvp(run_flat, differentiate, operands.flatten())
 
 
 def _run_and_save(loop: While, operands: Operands) -> SavedWhile:

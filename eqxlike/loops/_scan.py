@@ -148,6 +148,10 @@ class Operands:
         count = [] if self.count is None else [self.count]
         return [*self.consts, *self.carry, *self.xs, *count]
 
+    def followed_by(self, consts: Arrays, carry: Arrays, xs: Arrays) -> "Operands":
+        """Operands with further arrays after the consts, the carry and the xs."""
+        return Operands([*self.consts, *consts], [*self.carry, *carry], [*self.xs, *xs], self.count)
+
     def unflatten(self, flat: Arrays) -> "Operands":
         """The inverse of `flatten`. Converts numbers, which JAX may pass, to arrays."""
         consts, carry, xs, count = split(

@@ -10,7 +10,7 @@ from jax.custom_batching import custom_vmap
 from jaxtyping import Array, Bool
 
 from .._compat import varying_axes
-from .._transforms._derivatives._linear_call import linear_call
+from .._transforms._derivatives._linear_call import batch_first, linear_call
 from ._primitives import select_if_vmap, unvmap_max
 from ._scan import (
     Arrays,
@@ -26,6 +26,19 @@ from ._scan import (
     with_row,
     zero_rows,
 )
+
+
+def with_jvp(
+    function: Callable[[Arrays], Any], jvp: Callable[[Arrays, Arrays], Any], flat: Arrays
+) -> Any:
+    """Returns `function(flat)`, with the derivative rule `jvp(flat, tangents)`.
+
+    The rule gets a `SymbolicZero` for each zero tangent.
+    """
+    with_rule = jax.custom_jvp(batch_first(function))
+    rule = batch_first(lambda primals, tangents: jvp(*primals, *tangents))
+    with_rule.defjvp(rule, symbolic_zeros=True)
+    return with_rule(flat)
 
 
 def run(scan: Scan, operands: Operands) -> tuple[list[Array], list[Array]]:
