@@ -1,13 +1,14 @@
-"""Programs: equations, host callbacks and FLOPs if traced; collectives if compiled."""
+"""Programs: equations, their interpretation, host callbacks and FLOPs; collectives if compiled."""
 
 import math
+import operator
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import Jaxpr, JaxprEqn, jaxprs_in_params
+from jax.extend.core import Jaxpr, JaxprEqn, Literal, Primitive, jaxprs_in_params
 
 from ._traceback import frame_of_user
 
@@ -18,6 +19,44 @@ def equations_in(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
         yield equation
         for inner in jaxprs_in_params(equation.params):
             yield from equations_in(inner)
+
+
+def interpret(
+    jaxpr: Jaxpr,
+    consts: Sequence[Any],
+    inputs: Sequence[Any],
+    run: Callable[[JaxprEqn, list[Any]], Sequence[Any]],
+    of_literal: Callable[[Literal], Any] = operator.attrgetter("val"),
+) -> list[Any]:
+    """Interprets a jaxpr: `run(equation, inputs)` computes the outputs of each equation.
+
+    **Arguments:**
+
+    - `of_literal`: function that makes an input from a literal of the program.
+    """
+    values = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *inputs], strict=True))
+
+    def read(atom: Any) -> Any:
+        return of_literal(atom) if isinstance(atom, Literal) else values[atom]
+
+    for equation in jaxpr.eqns:
+        outputs = run(equation, list(map(read, equation.invars)))
+        values.update(zip(equation.outvars, outputs, strict=True))
+    return list(map(read, jaxpr.outvars))
+
+
+def bind(
+    equation: JaxprEqn,
+    inputs: Iterable[Any],
+    params: dict[str, Any] | None = None,
+    primitive: Primitive | None = None,
+) -> Sequence[Any]:
+    """Runs one equation on `inputs`; `params` and `primitive` replace those of the equation."""
+    primitive = equation.primitive if primitive is None else primitive
+    params = equation.params if params is None else params
+    with equation.ctx.manager:
+        outputs = primitive.bind(*inputs, **primitive.get_bind_params(params))
+    return outputs if primitive.multiple_results else [outputs]
 
 
 # --- Host callbacks in a traced program ---

@@ -15,6 +15,7 @@ from jaxtyping import Array
 
 from .._compat import cpu_merges_recomputation, scan_counts
 from .._module import field
+from .._programs import bind, interpret
 from ._differentiate_with import OfList, differentiated_by
 from ._modes import Arrays, Mode, OfArrays, Pullback, Reverse, ValueAndGrad
 
@@ -114,10 +115,7 @@ class _Step:
         equation = self.equation
         if equation.primitive.name == "scan" and not equation.effects:
             return _scan_in_blocks(equation.params, values, policy)
-        primitive = equation.primitive
-        with equation.ctx.manager:
-            found = primitive.bind(*values, **primitive.get_bind_params(equation.params))
-        return found if primitive.multiple_results else [found]
+        return bind(equation, values)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -154,23 +152,16 @@ class _Program:
 
     def inline(self, jaxpr: Any, consts: list[Atom], inputs: list[Atom]) -> list[Atom]:
         """Appends the operations of `jaxpr`, and returns its outputs."""
-        atoms: dict[Any, Atom] = dict(
-            zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *inputs], strict=True)
-        )
 
-        def atom_of(each: Any) -> Atom:
-            return each if isinstance(each, Literal) else atoms[each]
-
-        for equation in jaxpr.eqns:
-            atoms_in = list(map(atom_of, equation.invars))
+        def append(equation: Any, inputs: list[Atom]) -> list[Atom]:
             inner = equation.params.get("jaxpr")
             if equation.primitive.name == "jit" and not inner.consts:
-                found = self.inline(getattr(inner, "jaxpr", inner), [], atoms_in)
-            else:
-                found = [self.new_name(each.aval) for each in equation.outvars]
-                self.steps.append(_Step(equation, atoms_in, found))
-            atoms.update(zip(equation.outvars, found, strict=True))
-        return list(map(atom_of, jaxpr.outvars))
+                return self.inline(getattr(inner, "jaxpr", inner), [], inputs)
+            outputs = [self.new_name(each.aval) for each in equation.outvars]
+            self.steps.append(_Step(equation, inputs, outputs))
+            return outputs
+
+        return interpret(jaxpr, consts, inputs, append, lambda literal: literal)
 
     def segments(self, outputs: list[Atom]) -> list[_Segment]:
         """Divides the program into segments. `outputs` are the outputs of the whole program."""

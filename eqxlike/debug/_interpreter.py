@@ -13,15 +13,17 @@ elements of its input are infinite.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import Literal, jaxpr_as_fun
+from jax.extend.core import jaxpr_as_fun
 
 from .._compat import scan_counts
+from .._programs import bind, interpret
 from .._traceback import frame_of_user, is_of_user_or_layer
 
 
@@ -183,18 +185,11 @@ class Interpreter:
     ) -> list[Traced]:
         """Interprets a jaxpr or closed jaxpr, and returns its outputs."""
         consts, jaxpr = getattr(jaxpr, "consts", ()), getattr(jaxpr, "jaxpr", jaxpr)
-        known = [*((const, None) for const in consts), *inputs]
-        values = dict(zip([*jaxpr.constvars, *jaxpr.invars], known, strict=True))
+        run = functools.partial(self._equation, context)
+        of_consts = [(const, None) for const in consts]
+        return interpret(jaxpr, of_consts, inputs, run, lambda literal: (literal.val, None))
 
-        def read(atom: Any) -> Traced:
-            return (atom.val, None) if isinstance(atom, Literal) else values[atom]
-
-        for equation in jaxpr.eqns:
-            outputs = self._equation(equation, list(map(read, equation.invars)), context)
-            values.update(zip(equation.outvars, outputs, strict=True))
-        return list(map(read, jaxpr.outvars))
-
-    def _equation(self, equation: Any, inputs: list[Traced], context: Context) -> list[Traced]:
+    def _equation(self, context: Context, equation: Any, inputs: list[Traced]) -> list[Traced]:
         here = context.inside(equation)
         name, params = equation.primitive.name, equation.params
         if name in _CALLS:
@@ -334,12 +329,7 @@ _ELEMENTWISE = {
 
 
 def _bind(equation: Any, inputs: Sequence[Traced]) -> list[Any]:
-    primitive = equation.primitive
-    with equation.ctx.manager:
-        outputs = primitive.bind(
-            *(value for value, _ in inputs), **primitive.get_bind_params(equation.params)
-        )
-    return list(outputs) if primitive.multiple_results else [outputs]
+    return list(bind(equation, [value for value, _ in inputs]))
 
 
 @jax.jit

@@ -7,8 +7,9 @@ from typing import Any
 import jax
 import jax.tree_util as jtu
 from jax.custom_derivatives import custom_jvp_call_p
-from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Primitive, jaxprs_in_params
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Primitive, jaxprs_in_params
 
+from .._programs import bind, interpret
 from .._transforms import _checks
 from .._transforms._derivatives import _linear_call
 from ..debug import _watch, backward_nan
@@ -86,25 +87,16 @@ def _finalisation_of(primitive: Primitive) -> Callable[..., Any] | None:
 
 def finalise_eval_jaxpr(jaxpr: Jaxpr, consts: Sequence[Any], *args: Any) -> list[Any]:
     """Does the same as `jax.core.eval_jaxpr`, with finalised primitives."""
-    values = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
+    return interpret(jaxpr, consts, args, _finalise_equation)
 
-    def read(atom: Any) -> Any:
-        return atom.val if isinstance(atom, Literal) else values[atom]
 
-    for equation in jaxpr.eqns:
-        primitive = equation.primitive
-        inputs = map(read, equation.invars)
-        finalisation = _finalisation_of(primitive)
-        if finalisation is not None:
-            outputs = finalisation(*inputs, **equation.params)
-        else:
-            params = {name: _finalise_param(each) for name, each in equation.params.items()}
-            with equation.ctx.manager:
-                outputs = primitive.bind(*inputs, **primitive.get_bind_params(params))
-        if not primitive.multiple_results:
-            outputs = [outputs]
-        values.update(zip(equation.outvars, outputs, strict=True))
-    return list(map(read, jaxpr.outvars))
+def _finalise_equation(equation: JaxprEqn, inputs: list[Any]) -> Sequence[Any]:
+    finalisation = _finalisation_of(equation.primitive)
+    if finalisation is None:
+        params = {name: _finalise_param(each) for name, each in equation.params.items()}
+        return bind(equation, inputs, params)
+    outputs = finalisation(*inputs, **equation.params)
+    return outputs if equation.primitive.multiple_results else [outputs]
 
 
 def _finalise_param(param: Any) -> Any:

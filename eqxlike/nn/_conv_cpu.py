@@ -10,17 +10,18 @@ import functools
 import itertools
 import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.experimental.jet import jet_rules
-from jax.extend.core import Literal, Primitive
+from jax.extend.core import JaxprEqn, Primitive
 from jax.interpreters import ad, mlir
 from jaxtyping import Array
 
 from .._compat import is_partitioned, set_batching_rule, vary, varying_axes
+from .._programs import bind, interpret
 
 _jax_conv = jax.lax.conv_general_dilated_p
 conv_p = Primitive("conv_general_dilated")
@@ -36,18 +37,12 @@ def conv(x: Array, weight: Array, **options: Any) -> Array:
 def _with_conv(function: Callable[..., Array], *arrays: Array) -> Array:
     """`function(*arrays)`, with JAX's convolution primitive replaced by `conv_p`."""
     closed = jax.make_jaxpr(function)(*arrays)
-    values = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
-    values.update(zip(closed.jaxpr.invars, arrays, strict=True))
-    for equation in closed.eqns:
-        primitive = conv_p if equation.primitive is _jax_conv else equation.primitive
-        inputs = [
-            each.val if isinstance(each, Literal) else values[each] for each in equation.invars
-        ]
-        with equation.ctx.manager:
-            outputs = primitive.bind(*inputs, **primitive.get_bind_params(equation.params))
-        outputs = outputs if primitive.multiple_results else [outputs]
-        values.update(zip(equation.outvars, outputs, strict=True))
-    return values[closed.jaxpr.outvars[0]]
+
+    def run(equation: JaxprEqn, inputs: list[Array]) -> Sequence[Array]:
+        primitive = conv_p if equation.primitive is _jax_conv else None
+        return bind(equation, inputs, primitive=primitive)
+
+    return interpret(closed.jaxpr, closed.consts, arrays, run)[0]
 
 
 def _plain(x: Array, weight: Array, **params: Any) -> Array:

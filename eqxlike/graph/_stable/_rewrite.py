@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
+from ..._programs import bind
 from ._expressions import INPUT, Step, Value, all_steps, called_function, steps_of, wider
 
 SCOPE = "stable"
@@ -254,10 +255,8 @@ class StableProgram:
                 params[name] = (*params[name][:place], new, *params[name][place + 1 :])
             else:
                 params[name] = new if isinstance(params[name], ClosedJaxpr) else new.jaxpr
-        primitive = step.eqn.primitive
-        with step.eqn.ctx.manager, jax.named_scope("/".join(step.scopes[-1:])):
-            outputs = primitive.bind(*arrays, **primitive.get_bind_params(params))
-        return outputs if primitive.multiple_results else [outputs]
+        with jax.named_scope("/".join(step.scopes[-1:])):
+            return bind(step.eqn, arrays, params)
 
 
 def _matches_in(steps: Iterable[Step], rules: Sequence[Rule]) -> Iterator[Match]:
