@@ -264,12 +264,10 @@ def _run_mode(
         peak_bytes = None if memory is None else memory.temp_size_in_bytes
         row = dataclasses.replace(row, first_call_ms=first_call_ms, peak_bytes=peak_bytes)
         found, gradient = jitted(*problem.args)
-        verdict = _verdict(problem, found, gradient, value, reference, tolerance)
+        fields = _verdict(problem, found, gradient, value, reference, tolerance)
     except Exception as error:
         return dataclasses.replace(row, explanation=format_exception(error)), None
-    fields = ("verdict", "explanation", "worst_path", "max_relative_error")
-    row = dataclasses.replace(row, **dict(zip(fields, verdict, strict=True)))
-    return row, lambda: jitted(*problem.args)[0]
+    return dataclasses.replace(row, **fields), lambda: jitted(*problem.args)[0]
 
 
 def _verdict(
@@ -279,42 +277,45 @@ def _verdict(
     right_value: Array,
     reference: Reference | None,
     tolerance: float | None,
-) -> tuple[Verdict, str, str | None, float | None]:
-    """The verdict, explanation, worst path and largest relative error of a mode's result."""
+) -> dict[str, Any]:
+    """The fields of a `ComparisonRow` that say whether the result of a mode is right."""
     gradients = problem.gradients_in(gradient)
     for index, array in enumerate(problem.arrays):
         found, path = gradients[index], problem.path_of(index)
         if not is_array(found) or (found.shape, found.dtype) != (array.shape, array.dtype):
             what = f"is {describe_node(found)}, but the array is {describe_node(array)}"
-            return "wrong", f"The gradient with respect to {path} {what}.", path, None
+            what = f"The gradient with respect to {path} {what}."
+            return {"verdict": "wrong", "explanation": what, "worst_path": path}
         gradients[index] = found = to_double(found)
         if num_bad := int(np.sum(~np.isfinite(found))):
             what = f"Not finite: {num_bad} of the {found.size} derivatives with respect to {path}."
-            return "nan", what, path, None
+            return {"verdict": "nan", "explanation": what, "worst_path": path}
     found, right = float(value), float(right_value)
     if not math.isfinite(found):
-        return "nan", f"Not finite: the value, {found}.", "the value", None
+        what = f"Not finite: the value, {found}."
+        return {"verdict": "nan", "explanation": what, "worst_path": "the value"}
     allowed = tolerance or default_tolerance(problem.value_dtype)
     if not abs(found - right) <= allowed * max(abs(right), 1):
         what = f"The value is {found:.6g}, but the function alone returns {right:.6g}."
-        return "wrong", what, "the value", None
+        return {"verdict": "wrong", "explanation": what, "worst_path": "the value"}
     if reference is None:
-        return "ok", "", None, None
+        return {"verdict": "ok"}
 
     errors = reference.errors(gradients, tolerance)
     worst = max(errors, key=lambda each: each.error)
-    path, largest_error = problem.path_of(worst.index), worst.error
+    path = problem.path_of(worst.index)
+    fields = {"verdict": "ok", "worst_path": path, "max_relative_error": worst.error}
     if all(each.error <= each.tolerance for each in errors):
-        return "ok", "", path, largest_error
+        return fields
     # The uncertainties are expensive, so compute them only for a gradient that seems wrong.
     errors = reference.errors(gradients, tolerance, reference.uncertainties)
     if all(each.certain_error <= each.tolerance for each in errors):
-        what = f"The gradient with respect to {path} has a relative error of {largest_error:.1e}, "
-        what += (
+        what = (
+            f"The gradient with respect to {path} has a relative error of {worst.error:.1e}, "
             "within the uncertainty of the reference: a kink, a minimum, or low precision in the "
             "function."
         )
-        return "ok", what, path, largest_error
+        return fields | {"explanation": what}
     worst = max(errors, key=lambda each: each.certain_error / each.tolerance)
     # The message rounds this number to two digits. The margin of 10% ensures that the rounded
     # number passes too.
@@ -322,7 +323,7 @@ def _verdict(
     path = problem.path_of(worst.index)
     what = f"The gradient with respect to {path} has a relative error of {worst.error:.1e}. "
     what += f"The tolerance is {worst.tolerance:.1e}; {passing:.1e} would have passed."
-    return "wrong", what, path, largest_error
+    return fields | {"verdict": "wrong", "explanation": what, "worst_path": path}
 
 
 # --- The cost of a mode ---

@@ -2,7 +2,6 @@
 
 import functools
 import inspect
-import itertools
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -18,9 +17,11 @@ from .._transforms import filter_jit, filter_value_and_grad
 from .._transforms._derivatives._grad import advised, check_mode
 from .._transforms._derivatives._linear_call import (
     batch_first,
+    fill,
     has_tangent,
     is_inexact,
     linear_call,
+    select,
     zero_tangent,
 )
 from .._transforms._flat_call import FlatCall
@@ -116,18 +117,18 @@ def differentiated_by(mode: Mode, function: OfList, name: str | None) -> OfList:
 
         def restrict(arrays: Arrays) -> Callable[[Arrays], tuple[Arrays, Arrays]]:
             def restricted(values: Arrays) -> tuple[Arrays, Arrays]:
-                left, pairs = iter(values), zip(arrays, is_differentiated, strict=True)
-                inputs = [next(left) if moves else array for array, moves in pairs]
+                inputs = fill(values, arrays, is_differentiated)
                 outputs = list(map(_as_array, within(inputs)))
                 inexact_flags[:] = map(is_inexact, outputs)
-                inexact_outputs = [each for each in outputs if is_inexact(each)]
-                return inexact_outputs, [each for each in outputs if not is_inexact(each)]
+                others = [each for each in outputs if not is_inexact(each)]
+                return select(outputs, inexact_flags), others
 
             return restricted
 
-        selected = list(itertools.compress(arrays, is_differentiated))
         with advised(mode, name):
-            inexact_outputs, pullback, others = mode.vjp(restrict(arrays), selected)
+            inexact_outputs, pullback, others = mode.vjp(
+                restrict(arrays), select(arrays, is_differentiated)
+            )
             if not inexact_outputs:
                 return others, list(map(zero_tangent, others))
             # Trace the pullback, so that all arrays that it closes over become residuals.
@@ -135,7 +136,7 @@ def differentiated_by(mode: Mode, function: OfList, name: str | None) -> OfList:
 
         def forward(residuals: Arrays, directions: Arrays) -> Arrays:
             arrays = residuals[: len(is_differentiated)]
-            selected = list(itertools.compress(arrays, is_differentiated))
+            selected = select(arrays, is_differentiated)
             with advised(mode, name):
                 return mode.jvp(restrict(arrays), selected, directions)
 
@@ -147,18 +148,15 @@ def differentiated_by(mode: Mode, function: OfList, name: str | None) -> OfList:
             forward,
             transpose,
             [*arrays, *closed.consts],
-            list(itertools.compress(dots, is_differentiated)),
+            select(dots, is_differentiated),
             like=inexact_outputs,
             # With this flag, reverse mode of a batch does not call `forward`. The mode may not
             # support `forward`.
             is_of_members=True,
         )
-        values, directions, rest = iter(inexact_outputs), iter(found), iter(others)
+        values, rest = iter(inexact_outputs), iter(others)
         outputs = [next(values if each else rest) for each in inexact_flags]
-        return outputs, [
-            next(directions) if each else zero_tangent(output)
-            for each, output in zip(inexact_flags, outputs, strict=True)
-        ]
+        return outputs, fill(found, map(zero_tangent, outputs), inexact_flags)
 
     return run
 

@@ -356,7 +356,7 @@ def _by_enzyme(function: OfArrays, arrays: Arrays) -> Callable[[Arrays], Any]:
 
 def num_directions(arrays: Sequence[Array]) -> int:
     """The number of real numbers in `arrays`. A complex number counts as two."""
-    return sum(math.prod(each.shape) * _parts(each) for each in arrays)
+    return sum(math.prod(each.shape) * (1 + jnp.iscomplexobj(each)) for each in arrays)
 
 
 def is_one_block(arrays: Sequence[Array], chunk: int | None) -> bool:
@@ -422,32 +422,26 @@ def gradients_of(derivatives: Array, arrays: Arrays) -> list[Array]:
     """
     gradients, start = [], 0
     for array in arrays:
-        parts = []
-        for _ in range(_parts(array)):
-            end = start + math.prod(array.shape)
-            part = jnp.moveaxis(derivatives[start:end], 0, -1)
-            parts.append(part.reshape(*derivatives.shape[1:], *array.shape))
-            start = end
-        gradient = parts[0] if len(parts) == 1 else jax.lax.complex(parts[0], -parts[1])
+        part = derivatives[start : start + num_directions([array])]
+        start += len(part)
+        if jnp.iscomplexobj(array):
+            real, imag = jnp.split(part, 2)
+            part = jax.lax.complex(real, -imag)
+        gradient = jnp.moveaxis(part, 0, -1).reshape(*derivatives.shape[1:], *array.shape)
         gradients.append(gradient.astype(array.dtype))
     return gradients
-
-
-def _parts(array: Array) -> int:
-    return 2 if jnp.iscomplexobj(array) else 1
 
 
 def _unit_tangents(arrays: Arrays, index: Int[Array, ""]) -> Arrays:
     tangents, start = [], 0
     for array in arrays:
-        parts, size = [], math.prod(array.shape)
-        for _ in range(_parts(array)):
-            parts.append((jnp.arange(size) == index - start).reshape(array.shape))
-            start += size
-        tangent = parts[0].astype(array.dtype)
-        if len(parts) == 2:
-            tangent = tangent + parts[1].astype(array.dtype) * 1j
-        tangents.append(tangent)
+        size = num_directions([array])
+        tangent = (jnp.arange(size) == index - start).astype(array.dtype)
+        start += size
+        if jnp.iscomplexobj(array):
+            real, imag = jnp.split(tangent, 2)
+            tangent = real + imag * 1j
+        tangents.append(tangent.reshape(array.shape))
     return tangents
 
 

@@ -455,12 +455,11 @@ def _is_inexact(var: Any) -> bool:
 def _by_nesting(
     function: Callable[..., Arrays], arrays: Arrays, tangents: Arrays, order: int
 ) -> Series:
+    def along(function: Callable[..., Arrays]) -> Callable[..., Arrays]:
+        return lambda *arrays: jax.jvp(function, arrays, tuple(tangents))[1]
+
     series = []
     for _ in range(order):
-        function = _along(function, tangents)
+        function = along(function)
         series.append(function(*arrays))
     return series
-
-
-def _along(function: Callable[..., Arrays], tangents: Arrays) -> Callable[..., Arrays]:
-    return lambda *arrays: jax.jvp(function, arrays, tuple(tangents))[1]

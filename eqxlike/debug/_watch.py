@@ -370,20 +370,12 @@ def backward_nan(x: PyTree, name: Any = None, terminate: bool = True) -> PyTree:
         tangents = [
             each if isinstance(each, SymbolicZero) else jnp.asarray(each) for each in tangents
         ]
-        differentiated = [n for n, tangent in enumerate(tangents) if has_tangent(tangent)]
+        moving, zeros = split(tangents, has_tangent)
         shown = [without_key_dtype(jnp.asarray(array)) for array in arrays]
-        cotangent_check = _CotangentCheck(
-            name, called_at, terminate, rest, len(arrays), differentiated
-        )
-        watched = _check_p.bind(
-            *shown,
-            *(tangents[number] for number in differentiated),
-            num_primals=len(shown),
-            check=cotangent_check.check,
-        )
-        for number, tangent in zip(differentiated, watched, strict=True):
-            tangents[number] = tangent
-        return identity(arrays), tangents
+        differentiated = list(map(has_tangent, tangents))
+        check = _CotangentCheck(name, called_at, terminate, rest, differentiated).check
+        watched = _check_p.bind(*shown, *moving, num_primals=len(shown), check=check)
+        return identity(arrays), zeros.merge(watched)
 
     identity.defjvp(push_forward, symbolic_zeros=True)
     return rest.merge(identity(arrays))
@@ -451,16 +443,14 @@ class _CotangentCheck:
 
     - `called_at`: the line of the call in the user's program.
     - `rest`: the tree without its arrays.
-    - `num_arrays`: the number of arrays in the tree.
-    - `differentiated`: the indices of the arrays that have a cotangent.
+    - `differentiated`: for each array of the tree, whether it has a cotangent.
     """
 
     name: Any
     called_at: str
     terminate: bool
     rest: Rest
-    num_arrays: int
-    differentiated: list[int]
+    differentiated: list[bool]
 
     def check(self, primals: list[Array], cotangents: Cotangents) -> Cotangents:
         # Callbacks cannot be differentiated, so they get stopped gradients. The returned
@@ -482,9 +472,8 @@ class _CotangentCheck:
         return np.array(has_nan.index(True) if any(has_nan) else -1, np.int32)
 
     def _print(self, primals: list[Any], cotangents: list[Any]) -> None:
-        of_all: list[Any] = [None] * self.num_arrays
-        for number, cotangent in zip(self.differentiated, cotangents, strict=True):
-            of_all[number] = cotangent
+        rest_of_cotangents = iter(cotangents)
+        of_all = [next(rest_of_cotangents) if each else None for each in self.differentiated]
         lines = [
             f"   primals={_show(self.rest.merge(primals))}",
             f"cotangents={_show(self.rest.merge_into(None, of_all))}",
@@ -511,8 +500,8 @@ class _CotangentCheck:
 
     def _paths(self) -> list[str]:
         """The paths of the arrays that have a cotangent."""
-        paths = jtu.tree_leaves_with_path(self.rest.merge_into(None, range(self.num_arrays)))
-        return [jtu.keystr(paths[number][0]) for number in self.differentiated]
+        paths = jtu.tree_leaves_with_path(self.rest.merge_into(None, self.differentiated))
+        return [jtu.keystr(path) for path, has_cotangent in paths if has_cotangent]
 
 
 def _has_nan(array: Any) -> bool:

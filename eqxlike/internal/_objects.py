@@ -220,19 +220,16 @@ def eval_zero(fn: Callable[..., Any], *inputs: PyTree) -> PyTree:
     >>> eval_zero(lambda x: (x > 0, 2 * x), jnp.ones(2))
     (Array([False, False], dtype=bool), Array([0., 0.], dtype=float32))
     """
-    return _filled(jnp.zeros, fn, inputs)
+
+    def zeros(leaf: Any) -> Any:
+        return jnp.zeros(leaf.shape, leaf.dtype) if isinstance(leaf, jax.ShapeDtypeStruct) else leaf
+
+    return jtu.tree_map(zeros, filter_eval_shape(fn, *inputs))
 
 
 def eval_empty(fn: Callable[..., Any], *inputs: PyTree) -> PyTree:
-    """Does the same as `eval_zero`, but with `jnp.empty` instead of `jnp.zeros`."""
-    return _filled(jnp.empty, fn, inputs)
-
-
-def _filled(make: Callable[..., Any], fn: Callable[..., Any], inputs: tuple[PyTree, ...]) -> PyTree:
-    def fill(leaf: Any) -> Any:
-        return make(leaf.shape, leaf.dtype) if isinstance(leaf, jax.ShapeDtypeStruct) else leaf
-
-    return jtu.tree_map(fill, filter_eval_shape(fn, *inputs))
+    """Does the same as `eval_zero`: in JAX, `jnp.empty` makes zeros too."""
+    return eval_zero(fn, *inputs)
 
 
 # --- Zero tangents ---

@@ -124,24 +124,26 @@ class _Place:
 
 
 def _operate(operation: Callable[[Any, Any], Any], symbol: str, tree: ω, other: Any) -> ω:
+    leaves, treedef = jtu.tree_flatten(tree.ω, tree.is_leaf)
     if isinstance(other, ω):
-        return _operate_on_two(operation, symbol, tree, other)
-    if not isinstance(other, _NUMBERS):
+        others = _leaves_of_other(symbol, tree, treedef, other)
+    elif isinstance(other, _NUMBERS):
+        others = [other] * len(leaves)
+    else:
         raise TypeError(
             f"The other operand of ω(...) {symbol} must be an array, a number, or ω(tree) with a "
             f"tree of the same structure; got {describe_node(other)}."
         )
-    leaves, treedef = jtu.tree_flatten(tree.ω, tree.is_leaf)
-    return ω(treedef.unflatten([operation(leaf, other) for leaf in leaves]), tree.is_leaf)
+    return ω(treedef.unflatten(map(operation, leaves, others)), tree.is_leaf)
 
 
-def _operate_on_two(operation: Callable[[Any, Any], Any], symbol: str, one: ω, other: ω) -> ω:
+def _leaves_of_other(symbol: str, one: ω, treedef: Any, other: ω) -> list[Any]:
+    """The leaves of `other`. Raises `ValueError` if its structure differs from `one`."""
     if (one.is_leaf is None) != (other.is_leaf is None):
         raise ValueError(
             f"Only one operand of ω(...) {symbol} ω(...) has `is_leaf`: pass it to both."
         )
-    leaves, treedef = jtu.tree_flatten(one.ω, one.is_leaf)
-    others, other_treedef = jtu.tree_flatten(other.ω, other.is_leaf)
+    leaves, other_treedef = jtu.tree_flatten(other.ω, other.is_leaf)
     if treedef != other_treedef:
         found = find_difference(one.ω, other.ω) if one.is_leaf is None else None
         what = f"first is {treedef}, and second is {other_treedef}"
@@ -149,8 +151,7 @@ def _operate_on_two(operation: Callable[[Any, Any], Any], symbol: str, one: ω, 
             f"The trees in ω(first) {symbol} ω(second) must have the same structure: "
             f"{found.explain('first', 'second') if found else what}."
         )
-    combined = list(map(operation, leaves, others))
-    return ω(treedef.unflatten(combined), one.is_leaf)
+    return leaves
 
 
 def _binary(operation: Callable[[Any, Any], Any], symbol: str) -> Callable[[ω, Any], ω]:

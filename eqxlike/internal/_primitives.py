@@ -16,7 +16,8 @@ from jaxtyping import PyTree
 from .. import error_if, filter_jit, is_array
 from .._compat import Tracer, set_batching_rule
 from .._partition import UNTRACED
-from ..extend import Rest, split
+from .._transforms._derivatives._linear_call import fill, select
+from ..extend import Rest, has_tangent, split
 
 # JAX binds only the arrays in the arguments. The static rest of the arguments is the parameter
 # `inputs`.
@@ -85,11 +86,12 @@ def filter_primitive_jvp(rule: Callable[[Any, Any], tuple[PyTree, PyTree]]) -> C
 
     @functools.wraps(rule)
     def of_arrays(primals: Any, tangents: Any, *, inputs: Rest, output: _Output) -> Any:
-        along = [None if _is_zero(tangent) else tangent for tangent in tangents]
+        along = [each if has_tangent(each) else None for each in map(_as_array, tangents)]
         value, tangent = rule(inputs.merge(map(_as_array, primals)), inputs.merge_into(None, along))
         values = output.take(value)
         found = _leaves_at_arrays(output.rest, tangent, "tangent", "output")
-        return values, list(map(_filled_tangent, values, found))
+        pairs = zip(values, found, strict=True)
+        return values, [_zero(value) if along is None else along for value, along in pairs]
 
     return of_arrays
 
@@ -159,12 +161,8 @@ def _leaves_at_arrays(rest: Rest, tree: PyTree, what: str, of: str) -> list[Any]
         ) from None
 
 
-def _is_zero(tangent: Any) -> bool:
-    return type(tangent) is ad.Zero or getattr(tangent, "dtype", None) == jax.dtypes.float0
-
-
-def _filled_tangent(value: Any, tangent: Any) -> Any:
-    return ad.Zero(jax.typeof(value).to_tangent_aval()) if tangent is None else tangent
+def _zero(value: Any) -> ad.Zero:
+    return ad.Zero(jax.typeof(value).to_tangent_aval())
 
 
 # --- Primitives with a derived batching rule ---
@@ -230,20 +228,18 @@ vmapped_p.multiple_results = True
 
 
 def _batch(
-    make_rules: Callable[..., _Rules], axis: Any, arrays: Any, axes: Any, /, **params: Any
+    make_rules: Callable[..., Any], axis: Any, arrays: Any, axes: Any, /, **params: Any
 ) -> tuple[list[Any], list[int]]:
     """The batching rule of all primitives of this file. Binds `vmapped_p` with batched rules."""
-    mapped = _Mapped(make_rules(**params), axis, tuple(axes))
-    of_batch = _Rules(mapped.impl, mapped.abstract_eval, mapped.jvp, mapped.transpose)
-    outputs = vmapped_p.bind(*arrays, rules=of_batch)
+    outputs = vmapped_p.bind(*arrays, rules=_Mapped(make_rules(**params), axis, tuple(axes)))
     return outputs, [0] * len(outputs)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Mapped:
-    """Makes the rules for a batch from the rules for one member. The batch axis of outputs is 0."""
+    """The rules for a batch, from the rules for one member. The batch axis of outputs is 0."""
 
-    member: _Rules
+    member: "_Rules | _Mapped"
     axis: Any
     axes: tuple[int | None, ...]
 
@@ -274,16 +270,15 @@ class _Mapped:
         is_output_moving = []
 
         def of_member(primals: list[Any], moving: list[Any]) -> tuple[list[Any], list[Any]]:
-            filled = _fill(is_moving, moving, [_zero(jax.typeof(each)) for each in primals])
+            filled = fill(moving, map(_zero, primals), is_moving)
             values, along = self.member.jvp(primals, filled)
             is_output_moving[:] = [type(each) is not ad.Zero for each in along]
-            return list(values), _select(is_output_moving, along)
+            return list(values), select(along, is_output_moving)
 
-        in_axes = list(self.axes), _select(is_moving, self.axes)
+        in_axes = list(self.axes), select(self.axes, is_moving)
         mapped = self._vmap(of_member, in_axes)
-        values, moving = mapped(list(primals), _select(is_moving, tangents))
-        zeros = [_zero(jax.typeof(each)) for each in values]
-        return values, _fill(is_output_moving, moving, zeros)
+        values, moving = mapped(list(primals), select(tangents, is_moving))
+        return values, fill(moving, map(_zero, values), is_output_moving)
 
     def transpose(self, cotangents: Any, *arrays: Any) -> list[Any]:
         is_known = [not ad.is_undefined_primal(array) for array in arrays]
@@ -299,35 +294,21 @@ class _Mapped:
         ]
 
         def of_member(moving: list[Any], known: list[Any]) -> list[Any]:
-            cotangents = _fill(is_moving, moving, zeros)
-            found = self.member.transpose(cotangents, *_fill(is_known, known, undefined))
+            cotangents = fill(moving, zeros, is_moving)
+            found = self.member.transpose(cotangents, *fill(known, undefined, is_known))
             is_found[:] = [each is not None and type(each) is not ad.Zero for each in found]
-            return _select(is_found, found)
+            return select(found, is_found)
 
-        mapped = self._vmap(of_member, (0, _select(is_known, self.axes)))
-        found = mapped(_select(is_moving, cotangents), _select(is_known, arrays))
+        mapped = self._vmap(of_member, (0, select(self.axes, is_known)))
+        found = mapped(select(cotangents, is_moving), select(arrays, is_known))
         found = [
             each.sum(0) if axis is None else jnp.moveaxis(each, 0, axis)
-            for each, axis in zip(found, _select(is_found, self.axes), strict=True)
+            for each, axis in zip(found, select(self.axes, is_found), strict=True)
         ]
-        return _fill(is_found, found, [None] * len(is_found))
+        return fill(found, [None] * len(is_found), is_found)
 
 
-def _select(flags: list[bool], values: Any) -> list[Any]:
-    return [value for value, taken in zip(values, flags, strict=True) if taken]
-
-
-def _fill(flags: list[bool], selected: Any, others: Any) -> list[Any]:
-    """The inverse of `_select`. Where a flag is false, it takes the value from `others`."""
-    selected = iter(selected)
-    return [next(selected) if taken else other for taken, other in zip(flags, others, strict=True)]
-
-
-def _zero(aval: Any) -> ad.Zero:
-    return ad.Zero(aval.to_tangent_aval())
-
-
-def _impl(*arrays: Any, rules: _Rules) -> list[Any]:
+def _impl(*arrays: Any, rules: _Mapped) -> list[Any]:
     return rules.impl(*arrays)
 
 
@@ -383,17 +364,17 @@ def _map_arrays(primitive: Primitive, x: Tree, **params: Any) -> Tree:
     return jtu.tree_map(bind, x)
 
 
-def _refuse(error: type[Exception], explain: Callable[..., str]) -> Callable[..., Any]:
+def _refuse(explain: Callable[..., str]) -> Callable[..., Any]:
     def rule(*args: Any, **params: Any) -> Any:
-        raise error(explain(**params))
+        raise RuntimeError(explain(**params))
 
     return rule
 
 
 nontraceable_p = _identity_primitive(
     "nontraceable",
-    _refuse(RuntimeError, lambda name: f"Detected differentiation of {name}"),
-    _refuse(RuntimeError, lambda name: f"Detected batching of {name}"),
+    _refuse(lambda name: f"Detected differentiation of {name}"),
+    _refuse(lambda name: f"Detected batching of {name}"),
 )
 
 
@@ -415,9 +396,7 @@ def nontraceable(x: Tree, *, name: str = "nontraceable operation") -> Tree:
     return _map_arrays(nontraceable_p, x, name=name)
 
 
-nondifferentiable_p = _identity_primitive(
-    "nondifferentiable", _refuse(RuntimeError, lambda msg: msg)
-)
+nondifferentiable_p = _identity_primitive("nondifferentiable", _refuse(lambda msg: msg))
 
 
 def nondifferentiable(x: Tree, *, name: str | None = None, msg: str | None = None) -> Tree:

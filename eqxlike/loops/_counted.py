@@ -38,9 +38,11 @@ from jaxtyping import Array, Bool, Int
 
 from .._compat import vary, varying_axes
 from .._transforms._derivatives._linear_call import (
+    fill,
     instantiate,
     jvp_of_moving,
     linear_call,
+    select,
     zero_tangent,
 )
 from ._primitives import unvmap_any, with_transpose
@@ -51,11 +53,9 @@ from ._scan import (
     Operands,
     Scan,
     Step,
-    fill,
     find_nonzero,
     nonzero_at_start,
     segments_of,
-    select,
     split,
     with_row,
     with_tangents,

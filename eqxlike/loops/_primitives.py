@@ -12,13 +12,15 @@ from jaxtyping import Array, ArrayLike, Bool, Shaped
 
 from .._compat import set_batching_rule
 from .._transforms._derivatives._linear_call import (
+    fill,
     flag_batched,
     has_tangent,
     is_inexact,
     jvp_of_moving,
+    select,
     to_front,
 )
-from ._scan import Arrays, fill, select
+from ._scan import Arrays
 
 
 def _reducing(name: str, reduce: Callable[[Any], Any], dtype: Any = None) -> Primitive:

@@ -14,17 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int
 
+from .._transforms._derivatives._linear_call import select
 from ._primitives import unvmap_max
-from ._scan import (
-    Arrays,
-    Nonzero,
-    Operands,
-    Scan,
-    row_of,
-    select,
-    with_row,
-    zero_rows,
-)
+from ._scan import Arrays, Nonzero, Operands, Scan, row_of, with_row, zero_rows
 from ._step import pull_back_step, select_active
 
 

@@ -38,7 +38,7 @@ import dataclasses
 import functools
 import math
 import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -46,7 +46,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 from .._compat import vary, varying_axes
-from .._transforms._derivatives._linear_call import has_tangent, is_inexact
+from .._transforms._derivatives._linear_call import fill, has_tangent, is_inexact, select
 
 Arrays = Sequence[Array]
 T = TypeVar("T")
@@ -167,17 +167,6 @@ def split(values: Sequence[T], *numbers: int) -> list[list[T]]:
         parts.append(list(values[:number]))
         values = values[number:]
     return [*parts, list(values)]
-
-
-def select(values: Iterable[T], flags: Sequence[bool]) -> list[T]:
-    """The values whose flag is true."""
-    return [value for value, flag in zip(values, flags, strict=True) if flag]
-
-
-def fill(selected: Iterable[Any], values: Iterable[Any], flags: Sequence[bool]) -> list[Any]:
-    """The inverse of `select`: replaces the values whose flag is true by items of `selected`."""
-    rest = iter(selected)
-    return [next(rest) if flag else value for value, flag in zip(values, flags, strict=True)]
 
 
 def row_types(rows: Arrays) -> list[Any]:

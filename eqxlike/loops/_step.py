@@ -10,7 +10,7 @@ from jax.custom_batching import custom_vmap
 from jaxtyping import Array, Bool
 
 from .._compat import varying_axes
-from .._transforms._derivatives._linear_call import batch_first, linear_call
+from .._transforms._derivatives._linear_call import batch_first, fill, linear_call, select
 from ._primitives import select_if_vmap, unvmap_max
 from ._scan import (
     Arrays,
@@ -18,10 +18,8 @@ from ._scan import (
     Operands,
     Parts,
     Scan,
-    fill,
     row_of,
     row_types,
-    select,
     step_of_nonzero,
     with_row,
     zero_rows,

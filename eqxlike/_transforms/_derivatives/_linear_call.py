@@ -6,8 +6,8 @@ tangents by `linear_call` has both modes: forward mode runs `forward`, and rever
 """
 
 import functools
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +17,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 from jaxtyping import Array
 
+T = TypeVar("T")
 Linear = Callable[[list[Array], list[Array]], list[Array]]
 Transpose = Callable[[list[Array], list[Array], tuple[bool, ...]], list[Array]]
 
@@ -303,16 +304,20 @@ def jvp_of_moving(
     function: Callable[[list[Array]], Any], primals: Sequence[Array], tangents: Sequence[Any]
 ) -> Any:
     """Calls `jax.jvp` for a function of a list of arrays. Arrays without a tangent are constant."""
-    moving = [place for place, tangent in enumerate(tangents) if has_tangent(tangent)]
+    flags = list(map(has_tangent, tangents))
 
     def of_moving(*values: Array) -> Any:
-        arrays = list(primals)
-        for place, value in zip(moving, values, strict=True):
-            arrays[place] = value
-        return function(arrays)
+        return function(fill(values, primals, flags))
 
-    return jax.jvp(
-        of_moving,
-        tuple(primals[place] for place in moving),
-        tuple(tangents[place] for place in moving),
-    )
+    return jax.jvp(of_moving, tuple(select(primals, flags)), tuple(select(tangents, flags)))
+
+
+def select(values: Iterable[T], flags: Sequence[bool]) -> list[T]:
+    """The values whose flag is true."""
+    return [value for value, flag in zip(values, flags, strict=True) if flag]
+
+
+def fill(selected: Iterable[Any], values: Iterable[Any], flags: Sequence[bool]) -> list[Any]:
+    """The inverse of `select`: replaces the values whose flag is true by items of `selected`."""
+    rest = iter(selected)
+    return [next(rest) if flag else value for value, flag in zip(values, flags, strict=True)]
