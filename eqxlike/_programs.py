@@ -51,7 +51,7 @@ def bind(
     params: dict[str, Any] | None = None,
     primitive: Primitive | None = None,
 ) -> Sequence[Any]:
-    """Runs one equation on `inputs`; `params` and `primitive` replace those of the equation."""
+    """Runs one equation on `inputs`. `params` and `primitive` replace its own ones."""
     primitive = equation.primitive if primitive is None else primitive
     params = equation.params if params is None else params
     with equation.ctx.manager:
