@@ -53,7 +53,7 @@ def test_source_is_deleted_after_the_function():
     assert filename not in linecache.cache
 
 
-class _TakenByAnother(collections.deque):
+class _EmptiedByAnotherThread(collections.deque):
     """A deque that another thread empties directly after a check that it is not empty."""
 
     def __bool__(self):
@@ -63,5 +63,5 @@ class _TakenByAnother(collections.deque):
 
 
 def test_two_threads_may_delete_sources_at_once(monkeypatch):
-    monkeypatch.setattr(_traceback, "_collected", _TakenByAnother(["<eqxlike gone>"]))
+    monkeypatch.setattr(_traceback, "_collected", _EmptiedByAnotherThread(["<eqxlike gone>"]))
     assert compile_function(ADD, {"offset": 10}, "test")(1) == 13

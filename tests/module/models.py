@@ -1,11 +1,11 @@
-"""Modules that several tests of this folder use."""
+"""Modules for several tests of this folder."""
 
 import typing
 from typing import Any
 
 import eqxlike
 
-# A test with the parameter `eqx` runs on Equinox too, and both must agree.
+# A test with the parameter `eqx` runs on Equinox and on eqxlike, which must agree.
 
 
 @typing.runtime_checkable

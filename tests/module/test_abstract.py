@@ -1,6 +1,6 @@
 """Abstract attributes: messages of errors, and annotations that are strings.
 
-How each may be overridden is compared with Equinox in `programs/abstract.py`.
+`programs/abstract.py` compares the ways to override them with Equinox.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import pytest
 import eqxlike
 from eqxlike import AbstractClassVar, AbstractVar, Module
 
-# Under the import above, all the annotations in this file are strings.
+# The import above makes all annotations in this file strings.
 
 
 class AbstractShape(Module):
@@ -66,7 +66,7 @@ def test_error_names_the_abstract_attributes_and_methods(make, message):
         make()
 
 
-def test_annotations_and_abstract_names_of_a_class_stay():
+def test_annotations_and_abstract_names_of_a_class_are_kept():
     assert AbstractShape.__annotations__["sides"] == "AbstractVar[int]"
     hints = typing.get_type_hints(AbstractShape)
     assert hints == {"sides": AbstractVar[int], "name": AbstractClassVar[str]}
@@ -82,7 +82,7 @@ class AbstractRead(Module):
     aliased: Aliased[int]
 
 
-def test_markers_are_found_by_value_or_else_by_spelling():
+def test_markers_are_recognised_by_value_or_by_name():
     from eqxlike import AbstractVar as AbstractVar
 
     class AbstractModel(Module):

@@ -38,7 +38,7 @@ def test_method_from_a_transformed_function_has_function_and_instance_as_childre
     assert children == [Model.method, model]
 
 
-def test_method_takes_self_by_keyword_and_its_repr_names_class_and_instance():
+def test_method_accepts_self_as_keyword_and_its_repr_names_class_and_instance():
     class Model(eqxlike.Module):
         weight: int
 
@@ -53,7 +53,7 @@ def test_method_takes_self_by_keyword_and_its_repr_names_class_and_instance():
 
 
 def test_bound_method_as_an_argument_takes_the_fast_path(monkeypatch):
-    # The checking mode, in which every call goes the long way, is off for this test.
+    # Disables the checking mode, in which no call takes the fast path.
     monkeypatch.setattr("eqxlike._partition._flatten._depth", 0)
     long_ways = []
     find = Dispatcher.find

@@ -1,6 +1,6 @@
-"""Metaclasses below the metaclass of Modules, and classes that are pickled by value.
+"""Metaclasses that inherit from the metaclass of Modules, and classes pickled by value.
 
-The classes of `__main__` and of notebooks are pickled by value.
+Tools such as cloudpickle pickle the classes of `__main__` and of notebooks by value.
 """
 
 import abc
@@ -45,7 +45,7 @@ def test_metaclass_may_subclass_the_metaclass_of_modules(eqx):
 
 
 def make_modules() -> dict[str, Any]:
-    """Modules of classes that no import finds, by the speciality of each."""
+    """Modules whose local classes cannot be imported, by their special feature."""
 
     class Scale(eqx.Module):
         factor: Any
@@ -112,7 +112,7 @@ def make_modules() -> dict[str, Any]:
 
 MODULES = make_modules()
 
-# Modules that their class and a subclass can make again from the first field.
+# Modules that their class, or a subclass, can make from the first field.
 OF_ONE_CLASS = [name for name in MODULES if name not in ("bound method", "filter_jit", "frozen")]
 
 IN_ANOTHER_PROCESS = """
@@ -181,7 +181,7 @@ def test_classes_pickled_by_value_work_in_another_process():
     assert found == {**dict.fromkeys(found, expected), **made}
 
 
-def test_class_loaded_in_its_own_process_is_the_same_class():
+def test_class_loaded_in_the_same_process_is_the_same_object():
     module = MODULES["inherits"]
     cls, leaves = type(module), jax.tree.leaves(module)
     loaded = cloudpickle.loads(cloudpickle.dumps(module))
@@ -191,6 +191,6 @@ def test_class_loaded_in_its_own_process_is_the_same_class():
     assert jax.tree.leaves(cls(jnp.array(1.0))) == [1.0, 1.0]
 
 
-def test_class_of_frozen_arrays_is_not_pickled_alone():
+def test_class_of_frozen_arrays_cannot_be_pickled():
     with pytest.raises(pickle.PicklingError, match="class of a Scale with frozen arrays"):
         cloudpickle.dumps(type(MODULES["frozen"]))

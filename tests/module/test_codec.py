@@ -1,4 +1,4 @@
-"""How Modules are flattened and unflattened: laws of pytrees, on trees that hypothesis draws."""
+"""Flattening and unflattening Modules: laws of pytrees, on random trees."""
 
 import functools
 from typing import Any
@@ -14,7 +14,7 @@ import eqxlike
 
 @functools.cache
 def classes(eqx):
-    """The same classes on either library: all dynamic, all static, mixed, empty."""
+    """The same classes on either library, with dynamic, static, mixed and no fields."""
 
     class Pair(eqx.Module):
         first: Any
@@ -40,7 +40,7 @@ LEAVES = (
     | st.text("ab", max_size=2)
     | st.lists(st.floats(-5, 5, width=32), max_size=3).map(lambda x: np.array(x, np.float32))
 )
-# A tree is described by nested tuples, so that either library can build it.
+# Nested tuples describe a tree, so that both libraries can build it.
 PLANS = st.recursive(
     st.tuples(st.just("leaf"), LEAVES)
     | st.just(("none",))
@@ -82,7 +82,7 @@ def identical(leaves, others):
 
 
 @given(PLANS)
-def test_flatten_and_unflatten_undo_each_other(plan):
+def test_unflatten_is_the_inverse_of_flatten(plan):
     tree = build(plan)
     leaves, treedef = jtu.tree_flatten(tree)
     rebuilt = treedef.unflatten(leaves)

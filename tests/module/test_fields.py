@@ -61,7 +61,7 @@ class ReturnsOne(Module):
         return 1
 
 
-# Each as (value, its path, and why it has no hash if it is no array).
+# Tuples (value, path, reason why a value that is no array has no hash).
 STATIC_VALUES = [
     (jnp.ones((2, 3)), "", ""),
     (np.ones((2, 3), np.float32), "", ""),
@@ -107,7 +107,7 @@ def test_error_names_the_field_and_the_fix(make, error, message):
         make()
 
 
-def test_default_that_init_never_assigned_is_a_leaf_and_a_numpy_scalar_may_be_static():
+def test_unassigned_default_is_a_leaf_and_a_numpy_scalar_may_be_static():
     class Model(Module):
         x: int = 3
         y: int = field(init=False, default=4)

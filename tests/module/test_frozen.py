@@ -1,4 +1,4 @@
-"""Errors of assignments and deletions, and exceptions while an instance is made."""
+"""Errors of assignments and deletions, and exceptions in `__init__`."""
 
 import dataclasses
 import gc

@@ -1,4 +1,4 @@
-"""Calls of layers have their paths as names in what filtered functions trace."""
+"""The name stack of a traced operation contains the path of its layer."""
 
 import concurrent.futures
 import copy
@@ -62,7 +62,7 @@ def call_both(layers):
 
 
 def scopes(function, *args):
-    """The stacks of names of the products in the lowered program."""
+    """The name stacks of the multiplications in the lowered program."""
     text = eqx.filter_jit(function).lower(*args).as_text(debug_info=True)
     return [
         each.partition("/")[2].removesuffix("/mul")
@@ -71,7 +71,7 @@ def scopes(function, *args):
 
 
 class Concrete:
-    """A node that cannot be flattened with tracers in it."""
+    """A node that cannot be flattened if it contains tracers."""
 
     def __init__(self, value):
         self.value = value
@@ -87,7 +87,7 @@ jtu.register_pytree_node(
 LAYERS = [scale(), scale()]
 FORWARD = ["jvp(layers[0])", "jvp(layers[1])"]
 BACKWARD = ["transpose(jvp(layers[0]))", "transpose(jvp(layers[1]))"]
-# Each as (function, argument, names).
+# Tuples (function, argument, expected names).
 NAMES = [
     (lambda m: m["a"](ONE), {"a": pair()}, ["m['a']/.first", "m['a']/.second"]),
     (lambda m: m["a/(b)"](ONE), {"a/(b)": scale()}, ["m['a__b_']"]),
@@ -97,23 +97,23 @@ NAMES = [
     (call, scale(More), ["model"]),
     (call, scale(Replaced), ["model"]),
     (lambda node: scale()(node.value), Concrete(1.0), ["Scale"]),
-    # Equal layers are told apart in a gradient of their own, but not once they are rebuilt.
+    # `filter_value_and_grad` distinguishes equal layers. `jax.grad` rebuilds the layers.
     (eqx.filter_value_and_grad(call_both), LAYERS, [*FORWARD, *BACKWARD]),
     (lambda layers: jax.grad(call_both)(layers), LAYERS, ["jvp(Scale)", "transpose(jvp(Scale))"]),
 ]
 
 
 @pytest.mark.parametrize(("function", "arg", "expected"), NAMES)
-def test_layers_are_named_by_path_from_the_argument_or_else_by_class(function, arg, expected):
+def test_layers_are_named_by_path_in_an_argument_or_by_class(function, arg, expected):
     assert sorted(set(scopes(function, arg))) == expected
 
 
-def test_of_equal_layers_the_shallowest_gives_the_name():
+def test_equal_layers_have_the_name_of_the_shallowest():
     names = scopes(lambda state, model: jax.grad(call)(model), {"a": LAYERS}, scale())
     assert set(names) == {"transpose(jvp(model))"}
 
 
-def test_failed_trace_leaves_no_names_behind():
+def test_failed_trace_removes_its_names():
     def fails(model):
         raise ValueError("no")
 
@@ -123,14 +123,14 @@ def test_failed_trace_leaves_no_names_behind():
     assert [str(each.source_info.name_stack) for each in jaxpr.eqns] == [""]
 
 
-def test_call_of_a_class_is_its_own_function_and_pickles_by_value():
+def test_call_of_a_class_is_the_original_function_and_pickles_by_value():
     found = vars(Scale)["__call__"]
     assert Scale.__call__ is found.function
     assert Scale.__call__.__doc__ == found.__doc__ == "Scales."
     assert found(scale(), ONE) == 2.0
     assert inspect.signature(found) == inspect.signature(Scale.__call__)
     eqx.filter_jit(scale()).lower(ONE)
-    # Tools that pickle functions by value read the globals of each function.
+    # Tools that pickle functions by value read their globals.
     functions = [each for each in vars(copy.copy(found)).values() if inspect.isfunction(each)]
     assert functions == [Scale.__call__]
 
@@ -149,7 +149,7 @@ def test_signature_is_the_same_inside_and_outside_a_trace():
 
 
 class Label:
-    """A static value that counts how often it is compared."""
+    """A static value that counts its comparisons."""
 
     comparisons = 0
 

@@ -11,7 +11,7 @@ from eqxlike._module import observe_calls
 
 
 def observed(tree):
-    """A tree, and the list to which the calls in it are reported, by path."""
+    """An observed copy of a tree, and the list of the calls that it reports, with their paths."""
     calls = []
 
     def reporter(path, module):
@@ -43,7 +43,7 @@ class Copying(eqx.Module):
         return Copying(1.0) if self.scale == 2.0 else type(self)(2.0)()
 
 
-def test_call_is_reported_with_arguments_and_output_inner_calls_first():
+def test_calls_are_reported_with_arguments_and_output_and_inner_calls_come_first():
     module, calls = observed({"a": nn.Lambda(abs)})
     assert module["a"](-3, key="key") == 3
     ((path, caller, args, kwargs, output),) = calls
@@ -80,7 +80,7 @@ def test_frozen_module_stays_frozen():
     assert len(calls) == 1
 
 
-def test_layer_that_its_owner_unfreezes_is_observed():
+def test_layer_that_its_parent_unfreezes_is_observed():
     class Unfreezing(eqx.Module):
         inner: Tagged
 
@@ -103,7 +103,7 @@ def test_shared_layers_stay_shared_and_layers_in_wrappers_are_observed():
     assert [call[0] for call in calls] == ["[0]"]
 
 
-def test_layers_that_the_model_makes_or_that_have_no_call_are_not_observed():
+def test_layers_made_in_a_call_or_without_a_call_are_not_observed():
     copy, calls = observed(Copying(1.0))
     assert isinstance(copy(), Copying)
     assert len(calls) == 1

@@ -1,4 +1,4 @@
-"""Short programs give the same output on Equinox and on eqxlike, except the listed ones.
+"""Short programs give the same output on Equinox and on eqxlike, except for listed differences.
 
 Each file of the folder is one test. A failure names its programs.
 """

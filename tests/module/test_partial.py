@@ -29,5 +29,5 @@ def test_signature_matches_functools_partial():
 
 
 @pytest.mark.parametrize("function", [3, max], ids=["a number", "max"])
-def test_signature_of_a_callable_without_one_takes_anything(function):
+def test_signature_of_a_callable_without_signature_accepts_all_arguments(function):
     assert list(inspect.signature(Partial(function)).parameters) == ["args", "kwargs"]

@@ -1,4 +1,4 @@
-"""Copies: by `copy`, `pickle`, `dataclasses.replace` and a map; and of transformed callables."""
+"""Copies by `copy`, `pickle`, `dataclasses.replace` and a map, also of transformed callables."""
 
 import copy
 import dataclasses
@@ -64,7 +64,7 @@ MAKERS = {
 
 @pytest.mark.parametrize("maker", MAKERS)
 def test_copy_equals_the_original_and_is_frozen(maker):
-    # `replace` calls `__init__`, which takes other arguments than the fields in two of them.
+    # `replace` passes the fields to `__init__`, which has other parameters in two cases.
     for duplicate in COPIES[: -1 if maker in ("custom init", "bound method") else None]:
         original = MAKERS[maker]()
         copied = duplicate(original)
@@ -83,11 +83,11 @@ def test_cached_partition_is_neither_in_the_dictionary_nor_pickled():
     assert list(vars(module)) == ["weight", "name"]
 
 
-# --- what transformations return ----------------------------------------------------------------
+# --- transformed callables ----------------------------------------------------------------------
 
 
 class Scale(eqxlike.Module):
-    # An annotation that pickle does not take.
+    # This annotation cannot be pickled.
     factor: Float[Array, ""]
     shift: jax.Array | None = None
 
@@ -107,7 +107,7 @@ class Scale(eqxlike.Module):
 
 
 def square(x: Float[Array, ""]) -> Float[Array, ""]:
-    """Of a number."""
+    """Squares a number."""
     return x**2
 
 
@@ -155,7 +155,7 @@ def test_our_classes_are_pickled_by_their_public_names():
         pickled = pickle.dumps(each)
         assert b"._" not in pickled
         assert pickle.loads(pickled) == each
-    # The class that `freeze` makes has no public name, but the class inside has one.
+    # The class that `freeze` makes has no public name, but the class of the model has one.
     assert b"eqxlike.nn:PReLU" in pickle.dumps(eqxlike.nn.freeze(eqxlike.nn.PReLU()))
 
 
@@ -176,7 +176,7 @@ def count_traces(x):
     return x
 
 
-def test_loaded_function_traces_at_most_once():
+def test_unpickled_function_traces_at_most_once():
     loaded = pickle.loads(pickle.dumps(eqxlike.filter_jit(count_traces)))
     before = len(traces)
     for _ in range(3):
@@ -195,5 +195,5 @@ def test_jitted_activations_are_copied_and_pickled_by_name():
     for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         assert all(map(operator.is_, copied.option, model.option))
     assert b"jax._src" not in pickle.dumps([jax.nn.relu, jnp.tanh])
-    # A function without a name of its own is copied as JAX copies it.
+    # A function without a name is copied as in JAX.
     assert copy.deepcopy(jax.jit(functools.partial(pow, 2)))(3) == 8

@@ -1,4 +1,4 @@
-"""A Module that a filtered function returns behaves like one made by hand."""
+"""A Module that a filtered function returns behaves like a Module made by its class."""
 
 import copy
 import dataclasses
@@ -50,7 +50,7 @@ def make(x):
 
 
 def make_unread():
-    """A returned Module that nothing has read yet."""
+    """A Module that a filtered function has returned, before its first use."""
     make(jnp.array(1.0))
     return make(jnp.array(1.0))
 
@@ -65,7 +65,7 @@ def assigned(module):
         module.weight = 1
 
 
-# Each is the first to read the module, in its own way.
+# Ways to read a returned Module for the first time.
 READINGS = {
     "attribute": lambda module: (module.weight.tolist(), module.name),
     "vars": lambda module: (vars(module)["weight"].tolist(), vars(module)["name"]),
@@ -98,12 +98,12 @@ READINGS = {
 }
 
 
-def test_returned_module_reads_like_one_made_by_hand():
+def test_returned_module_reads_like_a_module_made_by_its_class():
     for how, read in READINGS.items():
         by_hand = Returned(jnp.array(2.0), jnp.array(3.0), "given")
         module = make_unread()
         assert (how, read(module)) == (how, read(by_hand))
-        # It gives the same objects again, and its partition is right.
+        # Later reads give the same objects, and the cached partition is correct.
         before = [*vars(module).values()]
         read(module)
         assert all(map(operator.is_, before, vars(module).values())), how
@@ -127,7 +127,7 @@ def test_returned_module_keeps_only_its_own_arrays_alive():
 
 
 def warm(cls):
-    """An instance of a class of one field, as a warm call has just returned it."""
+    """An instance of a class with one field, returned by a warm call."""
     make = eqxlike.filter_jit(cls)
     with jax.disable_jit():
         make(jnp.ones(2))
@@ -182,7 +182,7 @@ def test_field_wins_over_a_base_method_and_a_later_class_attribute():
     assert (module.left == 1).all()
 
 
-# --- written to before it was read ----------------------------------------------------------------
+# --- written before it is read --------------------------------------------------------------------
 
 WRITINGS = {
     "object.__setattr__": lambda module: object.__setattr__(module, "_cache", 1),

@@ -1,4 +1,4 @@
-"""The rules of `strict=True`: classes that keep and classes that break each."""
+"""The rules of `strict=True`: classes that satisfy them and classes that break them."""
 
 import abc
 from typing import Any

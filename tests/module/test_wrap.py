@@ -44,7 +44,7 @@ def test_error_for_a_class_without_the_property_shows_the_property():
 
 
 def described(**changed):
-    """A function that differs from the others only in its metadata."""
+    """A function whose metadata are changed. All these functions have the same code."""
 
     def function(x: int) -> int:
         return x
@@ -70,7 +70,7 @@ DESCRIBED = [
 ]
 
 
-def test_wrappers_have_one_structure_if_their_metadata_are_equal():
+def test_wrappers_with_equal_metadata_have_equal_structures():
     structures, others = (
         [jtu.tree_structure(module_update_wrapper(Logged(None), each)) for each in DESCRIBED]
         for _ in range(2)
@@ -142,12 +142,12 @@ def test_decorated_function_is_copied_and_pickled_by_name():
     assert (method(jnp.array(2.0)), method.__self__) == (6.0, Holder(1))
 
 
-def test_wrapper_under_another_name_or_in_a_script_pickles_by_its_parts(monkeypatch):
+def test_wrapper_under_another_name_or_in_a_script_is_pickled_by_value(monkeypatch):
     other = pickle.loads(pickle.dumps(not_found_by_its_name))
     assert other is not not_found_by_its_name
     assert other(jnp.array(2.0)) == 4
 
-    # Another process has another `__main__`, which may lack the function.
+    # In another process, `__main__` may not contain the function.
     def function(x):
         return x
 

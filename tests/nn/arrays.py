@@ -1,4 +1,4 @@
-"""Arrays drawn by NumPy, which compiles nothing for each shape, and comparisons of trees."""
+"""Random arrays drawn by NumPy, without compilation for each shape, and comparisons of trees."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +12,7 @@ import eqxlike as eqx
 
 
 def normal(key: jax.Array, shape: tuple[int, ...], dtype: jnp.dtype = jnp.float32) -> jax.Array:
-    """Normally distributed, drawn by `key`."""
+    """Normally distributed numbers. `key` seeds NumPy's generator."""
     with jax.ensure_compile_time_eval():
         generator = np.random.default_rng(np.asarray(jr.key_data(key)))
     drawn = generator.normal(size=shape)
@@ -22,8 +22,8 @@ def normal(key: jax.Array, shape: tuple[int, ...], dtype: jnp.dtype = jnp.float3
 
 
 def filled(make: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """The result of `make` with positive numbers in place of its draws. The sum of a row of weights
-    is below 1.
+    """The output of `make` with positive numbers as parameters. Each row of weights sums to less
+    than 1.
     """
     generator = np.random.default_rng(0)
 

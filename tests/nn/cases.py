@@ -21,11 +21,12 @@ def call_plainly(layer: Any, *inputs: Any, key: Any) -> Any:
 class Case:
     """One configuration of a layer.
 
-    - `make`: called as `make(key=, dtype=)`. May return any pytree, as a pair of layer and state.
-    - `in_shapes`: of each array that it is called with.
-    - `out_shape`: of the array that `call` returns.
-    - `call`: `call(layer, *inputs, key=)`, for what is not called as `layer(*inputs, key=key)`.
-    - `batch_axis`: a name that `call` needs an axis of a batch to have.
+    - `make`: makes the layer, called as `make(key=, dtype=)`. May return any pytree, such as a pair
+        of layer and state.
+    - `in_shapes`: the shape of each input.
+    - `out_shape`: the shape of the output of `call`.
+    - `call`: calls the layer as `call(layer, *inputs, key=)`. By default `layer(*inputs, key=key)`.
+    - `batch_axis`: the name of the batch axis, if the layer needs a batch.
     """
 
     make: Callable[..., Any]
@@ -36,7 +37,7 @@ class Case:
 
 
 def without_options(make: Callable[[], Any]) -> Callable[..., Any]:
-    """`make` for a layer that takes neither key nor dtype."""
+    """`make` for a layer that accepts neither key nor dtype."""
     return lambda key, dtype: make()
 
 
@@ -62,7 +63,7 @@ def call_with_state(layer_and_state, x, *, key):
 
 
 def lora(key, dtype):
-    """A layer whose correction is not zero; a new layer's correction is zero."""
+    """A layer whose correction is not zero, unlike the correction of a new layer."""
     linear_key, layer_key, up_key = jr.split(key, 3)
     linear = nn.Linear("scalar", "scalar", dtype=dtype, key=linear_key)
     layer = nn.LoRALinear(linear, 2, alpha=3.0, key=layer_key)
@@ -93,7 +94,7 @@ def spectral_norm(key, dtype):
 
 
 class Counter(nn.StatefulLayer):
-    """Adds the number of its calls, counted from `start`."""
+    """Adds the number of its calls plus `start` to the input."""
 
     index: nn.StateIndex
 

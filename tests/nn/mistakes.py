@@ -1,4 +1,4 @@
-"""Tables of mistakes: the error, words of its message, and the call that raises it."""
+"""Tables of mistakes: an error, words of its message, and the call that raises the error."""
 
 from collections.abc import Callable, Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""`MultiheadAttention`, compared with Equinox and by formulas; its dropout, masks and mistakes."""
+"""`MultiheadAttention`, compared with Equinox and formulas: dropout, masks and errors."""
 
 import equinox
 import jax
@@ -23,7 +23,7 @@ def inputs(getkey, key_size=8, value_size=8, **options):
 
 
 def test_outputs_equal_equinox(getkey):
-    """With all sizes, and with heads that are rotated, in one program."""
+    """Layers with all size arguments, and with rotated heads, in one program."""
     rope = nn.RotaryPositionalEmbedding(4)
 
     def turn(query, key, value):
@@ -44,7 +44,7 @@ def test_outputs_equal_equinox(getkey):
             for attention, (_, arguments, how) in zip(module_layers, calls, strict=True)
         ]
 
-    # The arrays have the same order in both libraries, and so the same numbers.
+    # The arrays have the same order in both libraries, so they have the same values.
     found, expected = (
         outputs(
             [filled(module.MultiheadAttention, 2, 8, **each, key=jr.key(0)) for each, *_ in calls]
@@ -54,7 +54,7 @@ def test_outputs_equal_equinox(getkey):
     assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_same_key_draws_and_drops_the_weights_of_equinox(getkey):
+def test_same_key_draws_the_same_weights_and_dropout_as_equinox(getkey):
     key, drop_key, arguments = getkey(), getkey(), inputs(getkey)
     ours, theirs = (
         module.MultiheadAttention(2, 8, use_key_bias=True, dropout_p=0.4, key=jr.clone(key))
@@ -67,7 +67,7 @@ def test_same_key_draws_and_drops_the_weights_of_equinox(getkey):
     assert_close(found, expected, rtol=1e-4, atol=1e-5)
     with pytest.raises(RuntimeError, match="needs a key"):
         eqx.filter_eval_shape(ours, *arguments)
-    # No queries, no rows.
+    # Without queries, the output has no rows.
     none = eqx.filter_eval_shape(ours, jnp.ones((0, 8)), *arguments[1:], key=drop_key)
     assert none.shape == (0, 8)
 
@@ -77,7 +77,7 @@ MASK = np.repeat(np.arange(70)[:, None] > 0, 90, axis=1)
 
 
 @pytest.mark.parametrize(("lengths", "mask"), [((70, 90), MASK), ((140, 30), "causal")])
-def test_blocks_drop_the_same_weights_as_the_plain_formula(lengths, mask):
+def test_blocks_and_the_plain_formula_drop_the_same_weights(lengths, mask):
     options = {"dropout_p": 0.3, "num_kv_heads": 2}
 
     def outcomes(implementation, x, y, keys):
@@ -106,7 +106,7 @@ def test_blocks_drop_the_same_weights_as_the_plain_formula(lengths, mask):
         np.testing.assert_allclose(one, other, atol=2e-5 * np.abs(other).max())
 
 
-def test_blocks_refuse_dropout_of_all_and_with_an_array(getkey):
+def test_blocks_refuse_dropout_with_probability_one_or_an_array(getkey):
     for p in (1, jnp.float32(0.5)):
         attention = nn.MultiheadAttention(2, 8, dropout_p=p, implementation="blocks", key=getkey())
         with pytest.raises(ValueError, match=r'"blocks" supports `nn\.Dropout` with a number p'):
@@ -164,8 +164,8 @@ def test_gradient_of_low_precision_is_close_to_float32(getkey):
         np.testing.assert_allclose(np.asarray(leaf, np.float32), other, atol=0.05 * scale)
 
 
-def test_float_masks_are_added_and_others_choose(getkey):
-    """One query attends to no key; `tests/pytorch` has the values of finite biases."""
+def test_float_masks_are_added_and_other_masks_select(getkey):
+    """One query attends to no key. `tests/pytorch` tests finite biases."""
     attention, (query, key_, value) = nn.MultiheadAttention(2, 8, key=getkey()), inputs(getkey)
     chosen = np.tril(np.ones((4, 5), bool), -1)  # The first query attends to no key.
 
@@ -224,7 +224,7 @@ def test_mistakes_are_refused(error, words, call, getkey):
 
 
 def test_grouped_heads_rotary_and_normalisation_equal_a_layer_by_hand(getkey):
-    """The layer by hand repeats the heads of keys."""
+    """The layer written by hand repeats the heads of keys."""
     rotary = nn.RotaryPositionalEmbedding(4)
     options = {"num_kv_heads": 2, "rotary": rotary, "window": 3, "normalize_qk": True}
     attention = nn.MultiheadAttention(4, 24, **options, key=getkey())

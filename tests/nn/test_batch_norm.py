@@ -1,4 +1,4 @@
-"""`BatchNorm` over batches, over devices and in inference, compared with Equinox and formulas."""
+"""`BatchNorm` on batches, on several devices and in inference, against Equinox and formulas."""
 
 import copy
 import dataclasses
@@ -18,7 +18,7 @@ modes = pytest.mark.parametrize("mode", ["ema", "batch"])
 
 
 def batch_norm(size=3, *args, **options):
-    """A layer of `size` channels, and its state."""
+    """A layer with `size` channels, and its state."""
     return nn.make_with_state(nn.BatchNorm)(size, *args, **({"mode": "batch"} | options))
 
 
@@ -30,7 +30,7 @@ def over_batch(norm, axis_name="batch", **options):
 
 
 def run(library, shape, num_steps=3, **options):
-    """Outputs of steps of training and of one call in inference, and the state afterwards."""
+    """The outputs of training steps and of a call in inference, and the final state."""
     norm, state = library.nn.make_with_state(library.nn.BatchNorm)(3, "batch", **options)
     xs = np.random.default_rng(0).normal(2.0, 3.0, (num_steps, 4, *shape)).astype(np.float32)
 
@@ -113,7 +113,7 @@ def test_first_and_second_derivatives_equal_the_formula(mode, getkey):
         np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-3 * np.abs(other).max())
 
 
-def test_batches_of_several_devices_are_one_batch(getkey):
+def test_statistics_over_devices_equal_statistics_of_the_whole_batch(getkey):
     x = normal(getkey(), (2, 4, 3))
     norm, state = batch_norm(3, "device", batched=True)
     axes = {"in_axes": (0, None), "out_axes": (0, None), "axis_name": "device"}
@@ -127,14 +127,14 @@ def test_batches_of_several_devices_are_one_batch(getkey):
 
 
 @pytest.mark.parametrize(("mode", "check_vma"), [("ema", True), ("batch", True), ("batch", False)])
-def test_batches_inside_shard_map_are_one_batch(mode, check_vma, getkey):
+def test_statistics_inside_shard_map_equal_statistics_of_the_whole_batch(mode, check_vma, getkey):
     x = normal(getkey(), (8, 3))
 
     def outputs(x, axis_name):
         norm, state = batch_norm(3, axis_name, mode=mode)
         call = over_batch(norm, "examples")
         out, new = call(x, copy.copy(state))
-        # The second batch is the same on all devices.
+        # All devices have the same second batch.
         _, new = call(jnp.ones((4, 3)), new)
         gradient = jax.grad(lambda x: jnp.sum(call(x, copy.copy(state))[0] ** 3))(x)
         return out, gradient, jax.tree.leaves(new)
@@ -161,7 +161,7 @@ def test_training_continues_the_averages_from_given_statistics(mode):
     statistics = tuple(jnp.asarray(each, jnp.float32) for each in given)
     by_method = norm.set_statistics(copy.copy(state), *statistics)
     by_index = copy.copy(state).set(index, statistics)
-    # The third member of this ensemble begins with the initial statistics.
+    # The third member of this ensemble starts with the initial statistics.
     members = jax.tree.map(lambda *each: jnp.stack(each), by_method, by_index, state)
     batches = np.random.default_rng(0).normal(5.0, 0.1, (20, 8, 2)).astype(np.float32)
 
@@ -180,7 +180,7 @@ def test_training_continues_the_averages_from_given_statistics(mode):
     for start, outputs in zip((given, np.zeros((2, 2))), found, strict=True):
         average = start
         for step, (batch, out) in enumerate(zip(np.float64(batches), outputs, strict=True), 1):
-            # The first average of "ema" without given statistics is the first batch.
+            # Without given statistics, "ema" starts with the statistics of the first batch.
             is_first = step == 1 and mode == "ema" and start is not given
             share = 0 if is_first else momentum
             average = share * average + (1 - share) * np.array([batch.mean(0), batch.var(0)])
@@ -194,7 +194,7 @@ def test_inference_leaves_the_state_unchanged(getkey):
     norm, state = batch_norm(3, "batch", inference=True)
     before, x = jax.tree.leaves(state), normal(getkey(), (3,))
     out, state = norm(x, state)
-    # Before any training inference scales by one.
+    # Before training, inference scales by one.
     np.testing.assert_allclose(out, x, rtol=1e-5)
     for one, other in zip(jax.tree.leaves(state), before, strict=True):
         assert one is other
@@ -232,7 +232,7 @@ def test_after_constant_batches_inference_and_the_gradient_are_finite():
 
 def test_statistics_of_half_precision_are_computed_in_float32(getkey):
     dtype = jnp.bfloat16
-    # In bfloat16 the running mean would stand still: a step of 1% is less than its last digit.
+    # In bfloat16 the running mean would not change, because 1% is less than its precision.
     x = (100 + np.asarray(normal(getkey(), (64, 3)))).astype(dtype)
     norm, state = batch_norm(batched=True, dtype=dtype)
     out, state = eqx.filter_jit(norm)(x, state)

@@ -1,4 +1,4 @@
-"""`Sequential`, `Parallel`, and nodes that several places share."""
+"""`Sequential`, `Parallel`, and shared nodes."""
 
 import functools
 from typing import Any
@@ -31,7 +31,7 @@ class Record(Module):
         return (*x, None if key is None else jr.key_data(key).tolist())
 
 
-def test_indexes_slices_iterates_and_measures_like_a_tuple():
+def test_sequential_supports_indexing_slicing_iteration_and_len_like_a_tuple():
     layers = tuple(map(Add, range(3)))
     model = nn.Sequential(list(layers))
     assert (model[0], model[-1]) == (layers[0], layers[-1])
@@ -93,7 +93,7 @@ def test_missing_state_is_an_error_that_names_the_layer():
 
 
 def language_model(library):
-    """Embedding and readout with one weight."""
+    """An embedding and a readout that share their weight."""
 
     class LanguageModel(library.Module):
         shared: library.nn.Shared
@@ -118,7 +118,7 @@ def test_shared_weight_has_the_output_and_gradient_of_equinox():
     results = []
     for library in (eqx, equinox):
         model = language_model(library)
-        # The weight is stored once.
+        # The model stores the weight once.
         assert [each.shape for each in arrays_of(model)] == [(5, 3), (5,)]
 
         def loss(model):
@@ -131,7 +131,7 @@ def test_shared_weight_has_the_output_and_gradient_of_equinox():
     assert_close(*results)
 
 
-def test_several_nodes_may_be_computed_from_one():
+def test_several_nodes_may_be_computed_from_one_node():
     zeros = jnp.zeros((3, 2))
     pair = {"a": jnp.ones((2, 3)), "b": zeros, "c": zeros + 0}
     get = lambda t: (t["a"].T, 2 * t["a"].T)
@@ -145,7 +145,7 @@ def test_several_nodes_may_be_computed_from_one():
         nn.Shared((jnp.ones(3), 1), lambda t: t[0], lambda t: t[0])
 
 
-def test_layer_gets_a_key_if_the_call_has_one_or_the_layer_takes_one():
+def test_layer_gets_a_key_if_the_call_has_a_key_or_the_layer_accepts_one():
     class Double(eqx.Module):
         bias: Any
 
@@ -175,7 +175,7 @@ def test_layer_gets_a_key_if_the_call_has_one_or_the_layer_takes_one():
 
     without_key, by_key, of_branches = outputs(jr.key(0))
     for each in doubling:
-        assert "Double" in str(nn.summary(each, x))  # which calls layers by its own class
+        assert "Double" in str(nn.summary(each, x))  # `nn.summary` replaces the class of a layer
     expected = [8 * x] * len(without_key), [-x] * len(by_key), 4 * x + 1
     assert_close((without_key, by_key, of_branches), expected, rtol=1e-7, atol=0)
     np.testing.assert_allclose(nn.Sequential([jnp.tanh, abs])(-x), np.tanh(x), rtol=1e-6)
@@ -193,7 +193,7 @@ def linears(key, *sizes):
 
 @eqx.filter_jit
 def call(model, *args, key=None):
-    """The output of a model, and of its branches by themselves."""
+    """The output of a model, and the outputs of its branches."""
     keys = [None] * len(model) if key is None else jr.split(jr.clone(key), len(model))
     branches = [model[index] for index in range(len(model))]
     alone = [branch(*args, key=each) for branch, each in zip(branches, keys, strict=True)]
@@ -209,7 +209,7 @@ JOINS = [
 
 
 @pytest.mark.parametrize(("join", "sizes", "expected"), JOINS)
-def test_output_is_the_joined_outputs_of_the_branches(join, sizes, expected, getkey):
+def test_output_joins_the_outputs_of_the_branches(join, sizes, expected, getkey):
     output, alone = call(nn.Parallel(linears(getkey(), *sizes), join), INPUT)
     assert_close(output, expected(jax.device_get(alone)))
 

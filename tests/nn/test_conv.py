@@ -1,4 +1,4 @@
-"""Convolutions, compared with Equinox; transposed ones with `jax.linear_transpose`."""
+"""Convolutions are compared with Equinox, transposed convolutions with `jax.linear_transpose`."""
 
 import dataclasses
 import functools
@@ -17,7 +17,7 @@ from tests.nn.mistakes import each_mistake
 
 CIRCULAR = {"padding_mode": "circular"}
 
-# Class, arguments, options.
+# Tuples (class, arguments, options).
 LAYERS = {
     "lower": ("Conv1d", (2, 4, 3, 2, "same_lower"), {}),
     "negative": ("Conv1d", (2, 4, 3), {"padding": (-1,), "use_bias": False}),
@@ -68,7 +68,7 @@ def test_fields_outputs_and_draws_equal_equinox(layers, getkey):
         for own, their in zip(dataclasses.fields(ours), dataclasses.fields(theirs), strict=True):
             assert own.name == their.name
             values = [getattr(each, own.name) for each in (ours, theirs)]
-            # To compare NumPy's arrays compiles nothing.
+            # Comparing NumPy arrays compiles nothing.
             values = [np.asarray(each) if isinstance(each, jax.Array) else each for each in values]
             assert equinox.tree_equal(*values), own.name
 
@@ -78,7 +78,7 @@ def test_jaxpr_is_one_convolution_and_the_bias(getkey):
         layer = cls(2, 4, 3, 2, padding="SAME", key=getkey())
         jaxpr = jax.make_jaxpr(lambda layer, x: layer(x))(layer, jnp.ones((2, 6, 6)))
         names = [equation.primitive.name for equation in jaxpr.eqns]
-        # The first and the third add and take away a batch axis of length one.
+        # The first and the third operation add and remove a batch axis of length one.
         assert names == ["broadcast_in_dim", "conv_general_dilated", "squeeze", "add"]
         assert jax.vmap(layer)(jnp.ones((0, 2, 6, 5))).shape == (0, 4, *out_shape)
 
@@ -89,7 +89,7 @@ def test_input_without_channels_gives_the_bias(getkey):
     np.testing.assert_array_equal(layer(jnp.ones((0, 5))), bias, strict=True)
 
 
-def test_initializers_get_the_fan_in_of_the_kernel_and_the_shape_of_the_bias(getkey):
+def test_initializers_are_called_with_the_fan_in_of_the_kernel_and_the_shape_of_the_bias(getkey):
     initializers = jax.nn.initializers
     options = {"weight_init": initializers.he_normal(), "bias_init": initializers.constant(0.5)}
     layer = nn.Conv2d(50, 60, 3, **options, key=getkey())
@@ -98,7 +98,7 @@ def test_initializers_get_the_fan_in_of_the_kernel_and_the_shape_of_the_bias(get
     assert layer.bias.tolist() == [[[0.5]]] * 60
 
 
-def test_unfit_input_is_refused_with_the_path_of_the_layer(getkey):
+def test_wrong_input_is_refused_with_the_path_of_the_layer(getkey):
     class Encoder(eqx.Module):
         layers: list
 
@@ -178,7 +178,7 @@ def test_subclasses_cannot_change_the_number_of_axes():
 )
 def test_transposed_layer_transposes_every_padding_mode(mode, padding, getkey):
     options = {"stride": (2, 3), "padding": padding, "padding_mode": mode, "dilation": (1, 2)}
-    # The sizes are no multiples of the stride.
+    # The sizes are not multiples of the stride.
     x = jax.ShapeDtypeStruct((2, 5, 7), jnp.float32)
     there = nn.Conv2d(2, 2, 3, use_bias=False, **options, key=getkey())
     y_key, key = getkey(), getkey()

@@ -1,4 +1,4 @@
-"""Convolutions on CPUs: faster programs than XLA's own, with the same numbers."""
+"""Convolutions on CPUs: faster programs than XLA's, with the same results."""
 
 import functools
 import re
@@ -15,8 +15,8 @@ from eqxlike import internal
 from eqxlike.nn import _conv_cpu
 from tests.nn.arrays import assert_close, normal
 
-# Shape of x with its batch, shape of the weight, options. On a CPU each case has its own program,
-# in the forward pass or in a gradient.
+# Tuples (shape of x with a batch axis, shape of the weight, options). On a CPU the cases use
+# different programs, in the forward pass or in a gradient.
 CASES = {
     "one point": ((3, 4, 5, 4), (2, 4, 1, 1), {"window_strides": (2, 1), "padding": [(1, 0)] * 2}),
     "one point, large weight": ((2, 8, 1), (9, 8, 1), {}),
@@ -42,7 +42,7 @@ def with_defaults(weight, options):
 
 
 def derivatives(convolve, x, weight, options):
-    """The output and derivatives of a layer under `vmap`, of several modes and orders."""
+    """Derivatives of several modes and orders of a convolution under `vmap`."""
 
     def run(x, weight):
         one = functools.partial(convolve, **with_defaults(weight, options))
@@ -119,7 +119,7 @@ def test_program_for_gpus_has_the_convolutions_of_jax(name):
 
 @pytest.mark.parametrize("name", CASES)
 def test_program_for_cpus_has_the_channels_last(name):
-    """XLA is slow at others inside of a loop."""
+    """XLA is slow with other layouts inside loops."""
     x_shape, weight_shape, options = CASES[name]
 
     def loss(x, weight):
@@ -170,7 +170,7 @@ def test_gradient_inside_shard_map_and_of_sharded_arrays(getkey):
 
     mesh = jax.make_mesh((2,), ("device",), axis_types=(jax.sharding.AxisType.Auto,))
     expected = jax.jit(gradient)(layers, x)
-    # Each device adds its share to the gradient of the shared layers.
+    # The gradient of the shared layers is the sum over devices.
     mapped = jax.shard_map(gradient, mesh=mesh, in_specs=(P(), P("device")), out_specs=P())
     placed = jax.device_put(x, jax.sharding.NamedSharding(mesh, P("device")))
     for found in (jax.jit(mapped)(layers, x), jax.jit(gradient)(layers, placed)):

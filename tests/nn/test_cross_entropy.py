@@ -1,4 +1,4 @@
-"""The chunked cross-entropy has the value and derivatives of the plain one, for less memory."""
+"""The chunked cross-entropy equals the plain cross-entropy and needs less memory."""
 
 import functools
 
@@ -21,12 +21,12 @@ OPTIONS = {"ignore_index": -100, "label_smoothing": 0.1, "z_loss": 0.01}
 
 @pytest.fixture(autouse=True)
 def several_chunks(monkeypatch):
-    """Splits even the small arrays of these tests."""
+    """Makes the chunks so small that the arrays of these tests have several chunks."""
     monkeypatch.setattr(_cross_entropy, "_SMALL", 2**6)
 
 
 def plain(features, readout, labels, ignore_index=None, label_smoothing=0.0, z_loss=0.0):
-    """Computes the definition, with all logits."""
+    """The definition, which computes all logits at once."""
     weight, *bias = readout
     logits = features @ weight.T
     logits += jnp.broadcast_to(bias[0], logits.shape) if bias else 0
@@ -39,7 +39,7 @@ def plain(features, readout, labels, ignore_index=None, label_smoothing=0.0, z_l
 
 
 def layer(readout):
-    """A layer with this weight and this bias."""
+    """A layer with the weight and the bias of `readout`."""
     linear = nn.Linear(1, 1, len(readout) > 1, key=jr.key(0))
     return eqx.tree_at(lambda linear: jax.tree.leaves(linear), linear, list(readout))
 
@@ -55,7 +55,7 @@ def example(getkey, shape=(3, 7), size=5, classes=23, dtype=jnp.float64):
 
 
 def sum_of_groups(loss):
-    """A sum of means of groups, each with another factor: `vmap` shares the readout."""
+    """A weighted sum of the losses of groups. `vmap` over groups shares the readout."""
 
     def total(features, readout, labels):
         means = jax.vmap(lambda x, y: loss(x, readout, y))(features, labels)
@@ -65,7 +65,7 @@ def sum_of_groups(loss):
 
 
 def test_value_and_derivatives_equal_the_plain_formula(getkey):
-    """First and second derivatives, in both modes, by features and readout; `vmap` over either."""
+    """Compares first and second derivatives in both modes, also under `vmap`."""
     with jax.enable_x64(True):
         features, readout, labels = example(getkey)
         labels = labels.at[0, :3].set(-100)
@@ -101,7 +101,7 @@ def test_readout_may_be_an_embedding_or_an_array(getkey):
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
 def test_half_precision_is_close_to_float64(dtype, getkey):
-    """There are so many tokens that a float16 divided by their number would be 0."""
+    """The number of tokens is so large that 1 / number underflows in float16."""
     features, readout, labels = example(getkey, (2**12,), 8, 64, dtype)
     readout = tuple(each / 4 for each in readout)
     value, gradients = jax.jit(jax.value_and_grad(ours, (0, 1)))(features, readout, labels)
@@ -127,7 +127,7 @@ def test_wrong_labels_are_nan_and_a_batch_without_tokens_is_zero(getkey):
             assert jnp.isnan(found).any()
     for found in jax.tree.leaves(step(features, readout, jnp.full((3, 7), -1), ignore_index=-1)):
         np.testing.assert_array_equal(found, jnp.zeros_like(found))
-    labels = (labels % 200).astype(jnp.uint8)  # has no 300
+    labels = (labels % 200).astype(jnp.uint8)  # uint8 cannot represent 300
     value, _ = step(features, readout, labels, ignore_index=-100)
     np.testing.assert_allclose(value, plain(features, readout, labels), rtol=1e-5)
     assert ours(features[:, :0], readout, labels[:, :0]) == 0
@@ -144,7 +144,7 @@ def test_memory_holds_one_chunk(function, monkeypatch, getkey):
 
     found = num_bytes(ours)
     assert found < 0.35 * num_bytes(plain)
-    assert found < 4 * 4096 * 4096  # The size of all logits
+    assert found < 4 * 4096 * 4096  # the size of all logits
 
 
 def of_shards(features, readout, labels):
@@ -155,7 +155,7 @@ def of_shards(features, readout, labels):
 
 @pytest.mark.parametrize("axis_type", [AxisType.Auto, AxisType.Explicit, None])
 def test_tokens_and_classes_may_be_sharded(axis_type, getkey):
-    """The axes are axes of `jax.jit`, or with `None` of `jax.shard_map`."""
+    """Shards with `jax.jit`, or with `jax.shard_map` if `axis_type` is `None`."""
     features, readout, labels = example(getkey, (4, 6), 4, 32, jnp.float32)
     arrays = features, readout, labels.at[0].set(-1)
     step = jax.value_and_grad(functools.partial(ours, ignore_index=-1), (0, 1))

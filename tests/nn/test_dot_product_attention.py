@@ -23,7 +23,7 @@ def arrays(num_queries, num_keys, dtype=jnp.float64):
 
 
 def formula(query, key, value, *, allowed, bias=0.0, scale=SIZE**-0.5):
-    """Attention of a textbook; a query without an allowed key gets the mean of all values."""
+    """The definition of attention. A query without an allowed key gets the mean of all values."""
     key, value = jnp.repeat(key, HEADS // KV_HEADS, 1), jnp.repeat(value, HEADS // KV_HEADS, 1)
     scores = jnp.einsum("qhd,khd->hqk", query, key) * scale + bias
     allowed = jnp.broadcast_to(allowed, scores.shape)
@@ -33,7 +33,7 @@ def formula(query, key, value, *, allowed, bias=0.0, scale=SIZE**-0.5):
 
 
 def cases(q, k):
-    """Arguments by name, and their meaning: the allowed keys, and a bias if there is one."""
+    """Options by name, with the allowed keys and the bias that they mean."""
     rows, columns = np.arange(q)[:, None], np.arange(k)
     random = np.random.default_rng(0)
     mask = random.random((q, k)) < 0.5
@@ -70,7 +70,7 @@ def formula_of(options, allowed, bias=0.0):
 
 
 def outcomes(attend, arguments):
-    """The output and the cotangents, with their tangents."""
+    """The output and the gradients, and the tangents of both."""
 
     def both(*args):
         output, pull = jax.vjp(attend, *args)
@@ -109,7 +109,7 @@ def test_implementations_agree_with_the_formula(implementation, lengths, chosen)
 
 @pytest.fixture
 def cudnn(monkeypatch):
-    """JAX's interface of the kernel, computed by XLA: with its residuals, without forward mode."""
+    """Replaces cuDNN's kernel by XLA, with the kernel's residuals and without forward mode."""
     calls = []
 
     def attention(
@@ -148,7 +148,7 @@ def cudnn(monkeypatch):
 
 
 def in_half(options):
-    """`options` with arrays of float16 in place of float64."""
+    """`options` with float16 arrays instead of float64."""
     is_wide = lambda each: getattr(each, "dtype", None) == np.float64
     return {
         name: jnp.asarray(each, jnp.float16) if is_wide(each) else each
@@ -181,15 +181,15 @@ def test_cudnn_agrees_with_the_formula_under_vmap(cudnn):
         found = jax.tree.map(lambda each: each.astype(jnp.float32), found)
         assert_close(found, expected, rtol=1e-7, atol=0.05, err_msg=name)
     assert {each["batch"] for each in cudnn} == {1, 3}
-    # A mask that all examples share is not repeated for each of them.
+    # A mask that all examples share is not repeated for each example.
     assert {each["mask"] for each in cudnn} == {(), (1, 1, 12, 12), (1, HEADS, 12, 12)}
 
 
-def test_auto_uses_cudnn_if_possible_and_an_explicit_choice_says_why_not(cudnn):
+def test_auto_uses_cudnn_if_possible_and_an_explicit_choice_names_the_obstacle(cudnn):
     query, key, value = arrays(13, 13, jnp.float16)
     both = lambda **options: nn.dot_product_attention(query, key, key, **options)
     np.testing.assert_allclose(both(), both(implementation="plain"), atol=1e-2)
-    assert cudnn  # Traced for the platforms that have it.
+    assert cudnn  # The kernel is traced for the platforms that have cuDNN.
     for options, reason in (
         ({"bias": jnp.zeros((1, 1, 13))}, "its bias or float mask has dtype float32"),
         ({"query_offset": 3}, "the query offset is 3"),

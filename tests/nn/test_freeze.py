@@ -1,4 +1,4 @@
-"""`freeze` takes arrays out of every gradient, and changes nothing else about a model."""
+"""`freeze` removes arrays from every gradient, and changes nothing else in a model."""
 
 import copy
 import pickle
@@ -48,12 +48,12 @@ def test_no_gradient_of_a_frozen_array_is_computed(model):
     def num_products(model):
         return str(eqx.filter_make_jaxpr(eqx.filter_grad(loss))(model)[0]).count("dot_general")
 
-    # Forward three; backward one for each weight, and one for each hidden input.
+    # Three forward, and backward one for each trained weight and for each hidden input.
     assert num_products(model) == 3 + 3 + 2
     assert num_products(nn.freeze(model, all_but_last)) == 3 + 1
 
 
-def test_vjp_and_hessian_leave_frozen_arrays_out(model):
+def test_vjp_and_hessian_exclude_frozen_arrays(model):
     frozen = nn.freeze(model, all_but_last)
     (gradient,) = eqx.filter_jit(lambda model: eqx.filter_vjp(loss, model)[1](1.0))(frozen)
     assert gradient.layers[0].weight is None
@@ -63,7 +63,7 @@ def test_vjp_and_hessian_leave_frozen_arrays_out(model):
     assert hessian.layers[0].weight is None
 
 
-def test_frozen_arrays_go_through_jit_as_arrays_and_stay_frozen(model):
+def test_frozen_arrays_are_arrays_in_jit_and_stay_frozen(model):
     traces = []
 
     @eqx.filter_jit
@@ -93,7 +93,7 @@ def test_frozen_model_has_the_methods_arrays_paths_and_text_of_the_model(model):
     assert paths(nn.freeze(model, all_but_last)) == paths(model)
 
 
-def test_unfreezing_undoes_it_for_all_or_for_some(model):
+def test_unfreeze_reverts_freeze_for_all_or_some_arrays(model):
     frozen = nn.freeze(model)
     assert eqx.tree_equal(nn.unfreeze(frozen), model)
     assert type(nn.unfreeze(frozen)) is nn.MLP

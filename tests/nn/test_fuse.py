@@ -1,4 +1,4 @@
-"""`fuse` makes one product of Linear layers that read one input, and nothing else changes."""
+"""`fuse` joins Linear layers with the same input in one product, and changes nothing else."""
 
 import itertools
 
@@ -30,7 +30,7 @@ BIASED = {f"use_{name}_bias": True for name in ("query", "key", "value", "output
 
 
 def count_products(function, *args):
-    """The matrix products of a call, in functions and loops inside it too."""
+    """The number of matrix products in a call, including inner functions and loops."""
 
     def count(jaxpr):
         jaxpr = getattr(jaxpr, "jaxpr", jaxpr)
@@ -43,12 +43,12 @@ def count_products(function, *args):
 
 @eqx.filter_jit
 def both(call, left, right):
-    """What `call` returns for each of two models, in one program."""
+    """The outputs of `call` for two models, in one program."""
     return call(left), call(right)
 
 
 @pytest.mark.parametrize("options", [BIASED, {"vo_size": 2, "qk_size": 5, "dropout_p": 0.5}])
-def test_attention_computes_the_same_in_one_product_in_place_of_three(options):
+def test_attention_computes_the_same_with_one_product_instead_of_three(options):
     model = attention(**options)
     fused = fuse(model)
     assert isinstance(fused, FusedAttention)
@@ -57,7 +57,7 @@ def test_attention_computes_the_same_in_one_product_in_place_of_three(options):
     assert_close(*both(lambda model: model(X, X, X, key=jax.random.key(1)), fused, model))
 
 
-def test_inputs_are_projected_at_once_only_where_they_are_one_array():
+def test_inputs_are_projected_together_only_if_they_are_the_same_array():
     model, other = attention(**BIASED), jnp.asarray(1 + np.asarray(X))
     fused = fuse(model)
     cases = [(1, (X[:3], X, X)), (0, (X, other, X + 2)), (0, (X, other, X))]
@@ -93,12 +93,12 @@ DIFFERENT = {
     ),
     "bias": lambda: attention(use_query_bias=True),
     "WeightNorm": lambda: with_query(nn.WeightNorm),
-    "merged": lambda: with_query(merged),  # A `MergedLinear` is a Linear, and keeps more.
+    "merged": lambda: with_query(merged),  # A `MergedLinear` is a Linear with additional fields.
 }
 
 
 @pytest.mark.parametrize("make", DIFFERENT.values(), ids=DIFFERENT)
-def test_projection_that_differs_from_the_others_is_left_alone(make):
+def test_projection_that_differs_from_the_others_is_not_fused(make):
     assert fuse(make()).places == ((1, 2),)
 
 
@@ -112,7 +112,7 @@ def test_frozen_layers_become_one_frozen_layer():
     assert unfuse(fused) == model
 
 
-def test_weights_at_several_places_are_left_alone():
+def test_shared_weights_are_not_fused():
     model = attention()
     tied = (model, nn.Linear(8, 8, use_bias=False, key=jax.random.key(2)))
     tied = eqx.tree_at(lambda pair: pair[1].weight, tied, model.query_proj.weight)
@@ -125,7 +125,7 @@ def test_weights_at_several_places_are_left_alone():
     assert fuse(shared) is shared
 
 
-def test_model_without_such_layers_is_the_same_object():
+def test_model_without_layers_to_fuse_is_the_same_object():
     model = nn.MLP(2, 2, 4, 1, key=jax.random.key(0))
     assert fuse(model) is model
     assert unfuse(model) is model
@@ -193,6 +193,6 @@ MISTAKES = {
 
 
 @each_mistake(MISTAKES)
-def test_layers_that_are_not_one_product_are_refused(error, words, call):
+def test_layers_that_cannot_be_fused_are_refused(error, words, call):
     with pytest.raises(error, match=words):
         call()

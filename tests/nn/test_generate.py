@@ -1,4 +1,4 @@
-"""Text generation: with a cache, and without."""
+"""Text generation with and without a cache."""
 
 import functools
 
@@ -74,14 +74,14 @@ def test_cache_gives_the_tokens_and_logits_of_the_whole_context(name):
     options = {"max_new_tokens": 8, "sampler": GREEDY, "lengths": lengths}
     found = nn.generate(model, prompts, **options)
     np.testing.assert_array_equal(found, nn.generate(without_cache, prompts, **options))
-    # One prompt with one length, and a cache of another dtype.
+    # A single prompt, with a cache of another dtype.
     cache = nn.KVCache.for_model(model, 17, dtype=jnp.float16)
     alone = nn.generate(model, prompts[0], cache=cache, **(options | {"lengths": None}))
     np.testing.assert_array_equal(alone, found[0])
 
     @jax.jit
     def both(tokens):
-        """In calls of several tokens and of one."""
+        """Logits with a cache, in calls of one or several tokens, and without a cache."""
         cache, logits = nn.KVCache.for_model(model, 20), []
         for part in jnp.split(tokens, [6, 7, 9]):
             each, cache = model(part, cache=cache)
@@ -109,7 +109,7 @@ def test_other_settings_and_weights_do_not_compile_again():
     }
     assert (2, 3, 4) in found
     assert len(found) > 2
-    assert traced == [(1,), (4,)]  # The prompt, and the loop.
+    assert traced == [(1,), (4,)]  # one trace for the prompt, one for the loop
 
 
 def test_sampler_keeps_the_tokens_of_its_filters():
@@ -128,7 +128,7 @@ def test_sampler_keeps_the_tokens_of_its_filters():
     assert kept(temperature=0.5, min_p=0.24) == [[1, 1, 0, 0, 0], [0, 1, 1, 1, 1]]
     assert kept(top_k=3, top_p=0.5) == [[1, 0, 0, 0, 0], [0, 1, 1, 1, 1]]
 
-    # A sum of many small probabilities is rounded to 1 before the last.
+    # The cumulative sum of many small probabilities rounds to 1 before the last token.
     many = jax.random.normal(jax.random.key(0), (50_000,)) * 3
     assert np.isfinite(nn.Sampler(top_p=1.0).filter(many)).all()
 
@@ -169,13 +169,13 @@ def test_cache_may_be_donated_and_batched_by_vmap():
     expected = jax.vmap(lambda row: model(row)[0])(prompts)[:, -1:]
     np.testing.assert_allclose(logits, expected, atol=1e-5)
     logits, caches = step(model, caches, prompts[:, :4])
-    # There were three places left.
+    # The caches had space for three more tokens.
     assert np.isnan(logits).any(axis=(1, 2)).all()
 
 
 class OneOfTwo(eqx.Module):
     layers: list
-    num_kv_heads: int = eqx.field(static=True, default=2)  # This makes it no attention layer.
+    num_kv_heads: int = eqx.field(static=True, default=2)  # so this is no attention layer
 
     def __call__(self, tokens, cache=None):
         x = jax.nn.one_hot(tokens, WIDTH)

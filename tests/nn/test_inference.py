@@ -1,4 +1,4 @@
-"""`inference_mode` sets every flag, or ends with the result or error of Equinox."""
+"""`inference_mode` sets every flag. Its result or error equals Equinox."""
 
 from typing import Any, NamedTuple
 
@@ -64,7 +64,7 @@ def make_nodes(eqx):
     return Flagged, Static, Derived, Delegating
 
 
-# Functions from the library, and the classes that `make_nodes` makes with it, to a tree.
+# Functions that make a tree from the library and from the classes of `make_nodes`.
 TREES = {
     "a flag below a flag": lambda eqx, flagged, *_: flagged(False, [flagged(False, 1)]),
     "a flag that is None": lambda eqx, flagged, *_: flagged(None, 1),
@@ -92,7 +92,7 @@ def test_result_or_error_is_the_same_as_in_equinox(tree):
 
 
 # Equinox raises at these trees.
-def test_leaves_with_the_attribute_stay_and_none_is_a_flag():
+def test_leaves_with_the_attribute_are_unchanged_and_none_is_a_flag():
     flagged, *_ = make_nodes(eqxlike)
     for first in (Foreign(), Foreign):
         switched = nn.inference_mode([first, flagged(False)])

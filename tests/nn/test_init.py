@@ -1,4 +1,4 @@
-"""Layers draw the same parameters as JAX, with and without `jit`, by few programs."""
+"""Layers draw the same parameters as JAX, with and without `jit`, with few programs."""
 
 import functools
 from typing import Any
@@ -17,12 +17,12 @@ SHAPES = ((), (2, 3, 5))
 
 
 def parameters(dtype="float32"):
-    """One uniform parameter of each shape."""
+    """A uniform parameter of each shape."""
     return [Parameter(shape, jnp.dtype(dtype), 0.5) for shape in SHAPES]
 
 
 def drawn_one_by_one(key, dtype="float32"):
-    """Draws `parameters` by one call of JAX for each."""
+    """Draws `parameters` with a call of JAX for each array."""
     keys = jr.split(jr.clone(key), len(SHAPES))
     if dtype != "complex64":
         pairs = zip(keys, SHAPES, strict=True)
@@ -49,7 +49,7 @@ KEYS = {
 
 
 @pytest.mark.parametrize("dtype", KEYS)
-def test_arrays_equal_jax_random_uniform_to_the_last_bit(dtype):
+def test_arrays_equal_jax_random_uniform_bit_by_bit(dtype):
     key = KEYS[dtype]()
     assert_same(draw(key, *parameters(dtype)), drawn_one_by_one(key, dtype))
 
@@ -108,7 +108,7 @@ def test_arrays_of_many_shapes_are_drawn_by_few_programs(monkeypatch):
 
 
 def test_large_arrays_are_drawn_along_one_axis(getkey):
-    # Along four axes the program takes three times as long to compile, and to run.
+    # A program for four axes takes three times as long to compile and to run.
     options = (Parameter((2, 3, 4, 5), FLOAT32), Parameter((2, 1, 1), FLOAT32)), True
     program = _parameters._draw_at_once.lower(getkey(), *options).compile().as_text()
     assert program is not None
@@ -117,10 +117,10 @@ def test_large_arrays_are_drawn_along_one_axis(getkey):
 
 
 def test_arrays_of_a_layer_are_drawn_in_turn(getkey):
-    # In parallel the draws wait for each other's threads, on jax 0.12 longer than the draws take.
+    # Parallel draws wait for each other's threads, on JAX 0.12 for longer than the draws take.
     program = jax.make_jaxpr(_parameters._draw_at_once, static_argnums=(1, 2))
     options = (Parameter((4, 4), FLOAT32), Parameter((4,), FLOAT32), Parameter((3,), FLOAT32))
     assert str(program(getkey(), options, True)).count("optimization_barrier") == 2
-    # In a larger program the arrays may be sharded, and each device draws its part.
+    # In a larger program the arrays may be sharded, so that each device draws its part.
     program = jax.make_jaxpr(lambda key: draw(key, *options))
     assert "optimization_barrier" not in str(program(getkey()))

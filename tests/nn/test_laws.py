@@ -1,6 +1,6 @@
 """Laws of all layers, for each configuration in `cases.py`.
 
-One compiled program for each configuration holds most of the laws.
+One compiled program for each configuration tests most laws.
 """
 
 import functools
@@ -51,7 +51,7 @@ def build_again(case, dtype=jnp.float32):
 
 @functools.cache
 def blank(case):
-    """A layer with shapes in the place of arrays."""
+    """A layer with shapes instead of arrays."""
     return eqx.filter_eval_shape(build_again, case)
 
 
@@ -92,7 +92,7 @@ def is_finite(array):
 
 
 def with_numpy(tree):
-    """`tree` with arrays of NumPy, whose comparison compiles nothing."""
+    """`tree` with NumPy arrays, because comparing them compiles nothing."""
     return jax.tree.map(
         lambda leaf: np.asarray(leaf) if isinstance(leaf, jax.Array) else leaf, tree
     )
@@ -106,10 +106,10 @@ def without_state(tree):
     return [leaf for leaf in jax.tree.leaves(tree, is_leaf=is_state) if not is_state(leaf)]
 
 
-def test_batch_is_a_loop_with_finite_gradients_and_layers_are_built_under_vmap(case):
-    """One program holds the laws of a call. The second example is zero; the layers built under
-    `vmap` are of half precision, and computed in their shapes alone. No key is used twice, and
-    another layer has the same structure, so that it traces nothing.
+def test_batch_equals_a_loop_with_finite_gradients_and_layers_are_built_under_vmap(case):
+    """One program tests the laws of a call. The second example is zero. Layers built under `vmap`
+    have half precision and are only evaluated abstractly. No key is reused. Another layer has the
+    same structure and hash, so that it would share the trace.
     """
 
     @eqx.filter_jit
@@ -134,7 +134,7 @@ def test_batch_is_a_loop_with_finite_gradients_and_layers_are_built_under_vmap(c
     assert structures[0] == structures[1]
     assert hash(structures[0]) == hash(structures[1])
     assert (one.shape, one.dtype) == (case.out_shape, jnp.float32)
-    # The output of a layer that needs a batch depends on the batch: see its own tests.
+    # The output of a layer that needs a batch depends on the whole batch.
     if case.batch_axis is None:
         np.testing.assert_allclose(np.asarray(out)[0], one, rtol=1e-5, atol=1e-6)
     assert all(map(is_finite, floating(gradient)))
@@ -146,7 +146,7 @@ def test_batch_is_a_loop_with_finite_gradients_and_layers_are_built_under_vmap(c
     assert {leaf.dtype for leaf in arrays} <= {jnp.dtype(jnp.bfloat16)}
 
 
-# Without `jit` many small programs compile.
+# Only some layers, because eager calls compile many small programs.
 @pytest.mark.parametrize("name", ["MultiheadAttention", "BayesianLinear", "BatchNorm"])
 def test_jit_computes_the_same_as_eager_calls(name, getkey):
     case, key = CASES[name], getkey()

@@ -35,7 +35,7 @@ def adapted(model, key, **options):
     return nn.replace_layers(model, nn.Linear, make, key=key)
 
 
-def test_output_is_the_formula(layer, getkey):
+def test_output_equals_the_formula(layer, getkey):
     x = np.asarray(normal(getkey(), (5,)), np.float64)
     base, down, up = (np.float64(each) for each in (layer.linear.weight, layer.down, layer.up))
     expected = base @ x + np.asarray(layer.linear.bias) + 3.0 / 2 * up @ (down @ x)
@@ -80,7 +80,7 @@ def test_unmerging_restores_every_bit(getkey):
 
 
 def test_mlp_with_adapted_layers_computes_the_same_and_merges(getkey):
-    # The first and the last layer have two stacked layers between them.
+    # There are two stacked layers between the first and the last layer.
     model, x = filled(nn.MLP, 3, 2, 4, 3, scan=True, key=getkey()), np.ones(3, np.float32)
     lora = adapted(model, getkey())
     stacked = lora.layers[1]
@@ -111,7 +111,7 @@ def test_factors_in_float32_are_trained_next_to_weights_in_bfloat16(getkey):
     assert found == [jnp.float32, jnp.float32, jnp.bfloat16]
 
 
-def test_initializer_gets_the_shape_of_a_map_from_input_to_rank(getkey):
+def test_initializer_is_called_with_the_shape_of_a_map_from_input_to_rank(getkey):
     seen = []
 
     def initializer(key, shape, dtype):

@@ -1,4 +1,4 @@
-"""Frequent mistakes: warnings show the user's line, and errors say what to write."""
+"""Frequent mistakes: warnings show the user's line, and errors show the correct code."""
 
 import linecache
 import re
@@ -125,9 +125,9 @@ KEY_TAKERS = {
 
 
 @pytest.mark.parametrize("name", KEY_TAKERS)
-def test_number_and_several_keys_in_place_of_a_key_are_refused(name):
+def test_number_or_several_keys_instead_of_a_key_are_refused(name):
     layer = name.split()[0]
-    # Dropout may go without a key, and under `filter_jit` an array is a tracer.
+    # Dropout may omit the key, and under `filter_jit` an array is a tracer.
     takes_only_ints = layer == "Dropout" or "filter_jit" in name
     for key in [0] if takes_only_ints else [0, None, np.int32(0), jnp.array(0)]:
         says = f"{layer} expected a key, as `jax.random.key(0)` makes it; got {key!r}."
@@ -146,12 +146,12 @@ class DrawsOther(eqx.Module):
         self.array = jr.normal(seed, (2,))
 
 
-def test_valid_key_is_not_blamed_for_another_argument():
+def test_error_of_another_argument_does_not_mention_the_key():
     with pytest.raises(TypeError, match="JAX encountered invalid PRNG key data"):
         DrawsOther(0, key=KEY)
 
 
-def test_class_in_place_of_a_model_is_refused():
+def test_class_instead_of_a_model_is_refused():
     says = r"expected an instance, got the class Linear: call it, `Linear\(\.\.\.\)`\.$"
     for name, take in TAKERS.items():
         with pytest.raises(TypeError, match=f"^{name} {says}"):
@@ -184,12 +184,12 @@ ARGUMENTS = {
 
 
 @each_mistake(ARGUMENTS)
-def test_unfit_arguments_are_answered_with_the_signature(error, words, call):
+def test_error_of_wrong_arguments_shows_the_signature(error, words, call):
     with pytest.raises(error, match=words):
         call()
 
 
-def test_inner_layer_is_blamed_for_its_arguments():
+def test_error_of_wrong_arguments_names_the_inner_layer():
     with pytest.raises(TypeError, match=r"^Linear.*Write `Linear\(") as caught:
         OfInner(2, key=KEY)
     assert "OfInner" not in str(caught.value)
@@ -271,7 +271,7 @@ ENSEMBLES = {
 
 @pytest.mark.parametrize("name", ENSEMBLES)
 def test_ensemble_called_as_one_network_is_refused(name):
-    """All sizes are 3, where products of the wrong axes are possible."""
+    """All sizes are 3, so that products over the wrong axes would be possible."""
     ensemble = eqx.filter_vmap(ENSEMBLES[name], axis_size=3)(jr.split(jr.key(0), 3))
     shape = {"Embedding": (), "Conv": (3, 3), "ConvTranspose": (3, 3)}.get(name, (3,))
     x = jnp.ones(shape, float if shape else int)

@@ -1,4 +1,4 @@
-"""`Linear`, `MLP`, `GatedMLP`, `PReLU` and `Identity`, compared with Equinox and by formulas."""
+"""`Linear`, `MLP`, `GatedMLP`, `PReLU` and `Identity`, compared with Equinox and formulas."""
 
 import equinox
 import jax
@@ -43,7 +43,7 @@ def arrays(model):
     return [leaf for leaf in jax.tree.leaves(model) if isinstance(leaf, jax.Array)]
 
 
-# Layer, sizes, use of a bias, use of a final bias, scan. A Linear has the first three.
+# Tuples (layer, sizes, use of a bias, use of a final bias, scan). A Linear has the first three.
 LAYERS = [
     (nn.Linear, ("scalar", "scalar"), True, False, False),
     (nn.Linear, (0, 2), True, False, False),
@@ -56,13 +56,13 @@ LAYERS = [
 ]
 
 
-def test_same_key_gives_equinox_layers(getkey):
+def test_same_key_gives_the_layers_of_equinox(getkey):
     x_key = getkey()
 
     def layers_and_outputs(cls, sizes, bias, final_bias, scan):
         options = {"use_bias": bias}
         if cls is nn.MLP:
-            # Equinox applies no final activation at depth 0, against its documentation.
+            # At depth 0 Equinox applies no final activation, unlike its documentation.
             final = jnp.tanh if sizes[-1] > 0 else lambda x: x
             options |= {"activation": jax.nn.gelu, "final_activation": final, "scan": scan}
             options["use_final_bias"] = final_bias
@@ -109,7 +109,7 @@ def test_final_activation_is_applied_at_depth_zero(getkey):
 
 
 @pytest.mark.parametrize("activation", [jax.nn.silu, jax.nn.gelu])
-def test_gated_mlp_is_its_formula(activation, getkey):
+def test_gated_mlp_equals_its_formula(activation, getkey):
     x = normal(getkey(), (3,))
     model = filled(nn.GatedMLP, 3, 5, 4, activation, True, key=getkey())
     gate, up, down = (
@@ -173,7 +173,7 @@ def test_mistakes_are_refused(error, words, call):
         call()
 
 
-def test_identity_takes_anything_and_returns_its_input(getkey):
+def test_identity_accepts_any_arguments_and_returns_its_input(getkey):
     x = object()
     assert nn.Identity(3, use_bias=False)(x, key=getkey()) is x
 

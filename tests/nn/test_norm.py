@@ -1,4 +1,4 @@
-"""Norms of activations, and of weights, compared with Equinox and by formulas."""
+"""Normalisation of activations and of weights, compared with Equinox and formulas."""
 
 import dataclasses
 
@@ -122,7 +122,7 @@ def test_spectral_norm_and_its_gradient_equal_equinox(getkey):
         norm, state = library.nn.make_with_state(library.nn.SpectralNorm)(
             conv, "weight", num_power_iterations=3, key=jr.key(1)
         )
-        # The singular vectors of the new weight take more than three iterations.
+        # The singular vectors of the new weight need more than three iterations.
         norm = eqx.tree_at(lambda norm: norm.layer.weight, norm, replace_fn=jnp.flip)
 
         def steps(norm, x, state):

@@ -86,10 +86,10 @@ def test_padding_may_be_a_word_or_negative_and_need_not_count_in_the_average():
         (nn.MaxPool1d(2, padding="SAME"), [2, 3, 4, 4]),
         (nn.MaxPool1d(2, padding="same_lower"), [1, 2, 3, 4]),
         (nn.MaxPool1d(2, padding="VALID"), [2, 3, 4]),
-        # Negative padding cuts off, even for a window of one.
+        # Negative padding crops the input, even for windows of size 1.
         (nn.MaxPool1d(1, padding=-1), [2, 3]),
         (nn.MaxPool1d(1, padding=((-2, 1),)), [3, 4, -math.inf]),
-        # No window begins beyond the input.
+        # No window starts beyond the input.
         (nn.MaxPool1d(2, 4, use_ceil=True), [2]),
         (nn.MaxPool1d(2, 3, use_ceil=True), [2, 4]),
         (nn.AvgPool1d(3, 2, padding=((1, 3),), count_include_pad=False), [1.5, 3, 4]),
@@ -105,7 +105,7 @@ def test_derivatives_of_short_windows_equal_reduce_window(getkey):
     operations = ((lax.max, -jnp.inf), (lax.min, jnp.inf), (lax.add, 0.0))
     windows = ((2, 2, 0), (3, 2, 1), ((2, 4), (2, 4), (1, 0)), (2, 3, 0))
     pools = [nn.Pool(init, each, 2, *window) for each, init in operations for window in windows]
-    # Most windows have equal entries.
+    # Most windows contain equal entries.
     x, tangent = jnp.round(normal(getkey(), (2, 7, 9))), normal(getkey(), (2, 7, 9))
 
     def reduce_window(pool, x):
@@ -136,7 +136,7 @@ def test_nan_is_the_maximum_and_the_minimum_of_its_window():
         np.testing.assert_array_equal(out, [[jnp.nan, jnp.nan, last]])
 
 
-def test_any_operation_and_initial_value_can_be_differentiated(getkey):
+def test_gradients_exist_for_any_operation_and_initial_value(getkey):
     pool = nn.Pool(1.0, lax.mul, 2, (2, 3), 2, 1)
     x = normal(getkey(), (2, 3, 4))
     check_grads(eqx.filter_jit(pool), (x,), order=1, rtol=1e-2, atol=1e-2)
@@ -152,14 +152,14 @@ def test_empty_batch_gives_an_empty_batch():
     assert [each.shape for each in outputs] == [(0, 2, 3, 2), (0, 3, 2, 2)]
 
 
-def test_adaptive_windows_are_disjoint_with_the_longer_ones_first_unless_they_overlap():
+def test_adaptive_windows_are_disjoint_and_longer_windows_come_first_unless_they_overlap():
     x = jnp.arange(10.0)[None]
     image = jnp.asarray(np.arange(12.0, dtype=np.float32).reshape(1, 3, 4))
 
     @jax.jit
     def outputs(x, image):
         disjoint, overlapping = nn.AdaptiveMaxPool1d(4), nn.AdaptiveMaxPool1d(4, overlap=True)
-        # More windows than entries.
+        # There are more windows than entries.
         more = nn.AdaptiveAvgPool1d(3, overlap=True)
         return disjoint(x), overlapping(x), more(x[:, 1:3]), nn.AdaptiveMaxPool2d(3)(image)
 
@@ -176,7 +176,7 @@ def test_jaxpr_has_one_reduction_and_moves_the_channels_once():
     names = [equation.primitive.name for equation in jaxpr.eqns]
     assert names == ["transpose", "reduce_window_max", "transpose"]
     assert jaxpr.eqns[1].params["window_dimensions"] == (5, 5, 1)
-    # Of short windows the entries are reduced one by one. The gradient scatters nothing.
+    # For short windows, entries are reduced one by one, and the gradient has no scatter.
     gradient = jax.make_jaxpr(jax.grad(lambda x: nn.MaxPool2d(2, 2)(x).sum()))(jnp.ones((2, 6, 6)))
     assert not {"reduce_window_max", "select_and_scatter_add"} & set(str(gradient).split())
     assert "concatenate" in str(gradient)
@@ -225,6 +225,6 @@ def test_wrong_targets_are_refused():
             nn.AdaptiveAvgPool2d(target)
 
 
-def test_floats_without_infinity_are_padded_too():
+def test_dtype_without_infinity_is_padded():
     x = jnp.array([[1.0, 2.0]]).astype(jnp.float8_e4m3fn)
     assert nn.MaxPool1d(2, 2, 1)(x).astype(jnp.float32).tolist() == [[1, 2]]

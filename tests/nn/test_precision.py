@@ -1,4 +1,4 @@
-"""Policies of precision: the dtypes of parameters, computations and outputs."""
+"""Precision policies: the dtypes of parameters, computations and outputs."""
 
 from typing import ClassVar
 

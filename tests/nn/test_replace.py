@@ -1,4 +1,4 @@
-"""Layers, and arrays of layers, replaced by others."""
+"""Replacing layers and the arrays of layers."""
 
 import functools
 import hashlib
@@ -43,7 +43,7 @@ def test_only_matches_are_replaced(model):
         assert replaced.layers[1:] == model.layers[1:]
 
 
-def test_a_pattern_of_paths_says_where_to_replace(getkey):
+def test_pattern_of_paths_selects_layers_to_replace(getkey):
     attention = nn.MultiheadAttention(2, 4, key=getkey())
     block = {"attention": attention, "mlp": nn.MLP(4, 4, 4, 2, key=getkey())}
 
@@ -68,7 +68,7 @@ def test_a_pattern_of_paths_says_where_to_replace(getkey):
         assert replaced(where) == expected
     # `**.` also matches an empty path.
     assert replaced("**.query_proj", attention) == [".query_proj"]
-    # A layer at two places is replaced only at the place that matches.
+    # A layer with two paths is replaced only at the path that matches.
     linear = attention.query_proj
     assert replaced("*", [linear, {"a": linear}]) == ["[0]"]
     weight = linear.weight
@@ -102,7 +102,7 @@ def test_shared_layer_stays_shared_and_equal_layers_stay_apart(getkey):
         assert (replaced.first is replaced.second["a"][0]) == is_shared
 
 
-def test_key_of_a_layer_depends_on_its_path_alone(getkey):
+def test_key_of_a_layer_depends_only_on_its_path(getkey):
     layer, key = nn.Linear(2, 2, key=getkey()), getkey()
 
     def keys_of(model):
@@ -162,7 +162,7 @@ def test_rule_chooses_floating_arrays_by_their_paths(getkey):
     assert asked == {"['layer'].weight": (3, 2), "['layer'].bias": (3,)}
 
 
-def test_further_layers_change_no_value_of_the_others(getkey):
+def test_additional_layers_do_not_change_the_values_of_others(getkey):
     layers, key = [nn.Linear(2, 2, key=getkey()) for _ in range(3)], getkey()
     few = nn.reinitialise(layers[:2], weights, key=key)
     many = nn.reinitialise([*layers[:2], layers[2]], weights, key=key)
@@ -173,14 +173,14 @@ def test_further_layers_change_no_value_of_the_others(getkey):
 def test_value_depends_on_the_path_and_not_on_the_process():
     model = {"a": jnp.zeros(2)}
     new = nn.reinitialise(model, lambda *_: initializers.normal(1.0), key=jr.key(0))
-    # blake2b("['a']") in eight bytes is the two words that are folded into the key.
+    # The eight bytes of blake2b("['a']") are the two words that are folded into the key.
     words = np.frombuffer(hashlib.blake2b(b"['a']", digest_size=8).digest(), "<u4")
     key = jr.fold_in(jr.fold_in(jr.key(0), words[0]), words[1])
     np.testing.assert_array_equal(new["a"], jr.normal(jr.split(key, 1)[0], (2,)))
 
 
 @pytest.mark.parametrize("shape", [(5, 7), (5, 7, 3, 2)])
-def test_initializer_counts_fan_in_on_inputs(shape, getkey):
+def test_fan_in_of_an_initializer_is_the_number_of_inputs(shape, getkey):
     seen = []
 
     def initializer(key, shape, dtype):
@@ -192,7 +192,7 @@ def test_initializer_counts_fan_in_on_inputs(shape, getkey):
     assert new[0].shape == shape
 
 
-def test_unfit_result_of_a_rule_or_initializer_is_refused_with_its_path(getkey):
+def test_wrong_result_of_a_rule_or_initializer_is_refused_with_its_path(getkey):
     mlp = nn.MLP(2, 3, 4, 1, key=getkey())
     with pytest.raises(TypeError, match=r"array at model\.layers\[0\]\.weight it returned 0\.0"):
         nn.reinitialise(mlp, lambda *_: 0.0, key=getkey())
@@ -225,7 +225,7 @@ class Model(eqx.Module):
 
 
 def test_only_weights_of_affine_maps_decay():
-    """In a single model and in an ensemble, with Optax's own mask."""
+    """Tests a single model and an ensemble, with a mask in Optax."""
     attention = [f".attention.{name}_proj.weight" for name in ("query", "key", "value", "output")]
     stack = ".blocks.layers[1].layers"
     expected = [
@@ -242,7 +242,7 @@ def test_only_weights_of_affine_maps_decay():
             decay = optax.add_decayed_weights(1.0, mask=mask)
             updates, _ = decay.update(zeros, decay.init(params), ones)
             assert paths(updates, np.all) == more + expected
-        # Frozen arrays do not decay, also in a tree that has them.
+        # Frozen arrays do not decay, even if the tree contains them.
         assert sum(jax.tree.leaves(nn.decay_mask(model))) == len(expected)
 
 

@@ -1,4 +1,4 @@
-"""The layer that applies a cell to a sequence."""
+"""`RNN`, which applies a cell to a sequence."""
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ CELLS = {"gru": nn.GRUCell, "lstm": nn.LSTMCell}
 
 
 class Dropping(eqx.Module):
-    """A user's cell, which needs a key."""
+    """A user's cell that needs a key."""
 
     dropout: nn.Dropout
 
@@ -24,7 +24,7 @@ class Dropping(eqx.Module):
 
 
 class Bare(eqx.Module):
-    """Computes the same as its cell, and is of a type without a known state."""
+    """Wraps a cell in a type whose initial state is unknown."""
 
     cell: eqx.Module
 

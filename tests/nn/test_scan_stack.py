@@ -1,4 +1,4 @@
-"""`ScanStack` computes, trains and keeps states like a list of its layers."""
+"""`ScanStack` computes, trains and updates states like a list of its layers."""
 
 import copy
 from collections.abc import Callable
@@ -34,7 +34,7 @@ def in_a_loop(layers, x, *args, key):
     return x
 
 
-def test_layers_equal_a_list_drawn_by_the_same_keys(getkey):
+def test_layers_equal_a_list_drawn_with_the_same_keys(getkey):
     key = getkey()
     stack = nn.ScanStack(Block, 3, key=key)
     assert eqx.tree_equal(stack.unstack(), tuple(map(Block, jr.split(jr.clone(key), 3))))
@@ -66,14 +66,14 @@ def test_output_and_gradient_equal_a_loop(getkey):
     assert_close(found, [each.linear.weight for each in expected_gradients], rtol=1e-4)
 
 
-def test_backward_pass_recomputes_cheap_operations_and_with_remat_all(getkey):
+def test_backward_pass_recomputes_cheap_operations_or_with_remat_all_operations(getkey):
     def count(primitive, **options):
         stack = nn.ScanStack(Block, 3, **options, key=getkey())
         key = getkey()
         jaxpr = jax.make_jaxpr(jax.grad(lambda x: stack(x, key=key).sum()))(jnp.ones(4))
         return str(jaxpr).count(f" {primitive}")
 
-    # The product of the backward pass is one more.
+    # The backward pass adds one product.
     assert (count("dot_general"), count("dot_general", remat=True)) == (2, 3)
     assert count("tanh") == count("tanh", remat=True) == count("tanh", remat="cheap") == 2
     assert (count("dot_general", remat="nothing"), count("tanh", remat="nothing")) == (2, 1)
@@ -99,7 +99,7 @@ def stack(*layers):
 
 
 def differing(first, second):
-    """Stacks layers. The last layer holds `second` in place of `first`."""
+    """Stacks layers. The last layer contains `second` instead of `first`."""
     nested = [nn.Sequential([nn.Identity(), layer]) for layer in (first, first, second)]
     return stack(*nested)
 
@@ -117,11 +117,11 @@ MISTAKES = {
         rf"{DIFFERENT}.negative_slope is .* bfloat16, and .*_slope is .* dtype float32": (
             differing(PRELU, nn.PReLU(jnp.ones(3, jnp.bfloat16)))
         ),
-        # Frozen arrays are compared too.
+        # Frozen arrays are also compared.
         rf"{DIFFERENT}.negative_slope is an array .* shape \(2,\)": (
             differing(PRELU, nn.freeze(nn.PReLU(jnp.ones(2))))
         ),
-        # The reference of the first layer would replace the references of all others.
+        # The reference of the first layer would replace the references of the others.
         r"cannot stack a jax\.Ref, such as layers\[0\]\.fn\.fn: use a Sequential": (
             lambda: stack(*[nn.Lambda(nn.Lambda(jax.new_ref(jnp.ones(3))))] * 2)()
         ),
@@ -144,7 +144,7 @@ def test_mistakes_are_refused(error, words, call):
         call()
 
 
-def test_stacked_layers_stay_frozen_and_are_restored(getkey):
+def test_stacked_layers_stay_frozen_and_are_unstacked(getkey):
     blocks = map(Block, jr.split(getkey(), 2))
     layers = [nn.freeze(block, lambda block: block.linear.bias) for block in blocks]
     stack = nn.ScanStack.stack(layers, remat=True, unroll=2)
@@ -160,7 +160,7 @@ def test_stacked_layers_stay_frozen_and_are_restored(getkey):
 
 
 class Counter(nn.StatefulLayer):
-    """Doubles its input, and adds the number of its calls."""
+    """Returns twice its input plus the number of its calls."""
 
     index: nn.StateIndex
 
@@ -286,7 +286,7 @@ def test_frozen_layers_keep_their_states(is_frozen_first):
     assert values.tolist() == [1, 4, 7, 10]
 
 
-def test_single_layers_are_no_nodes_and_no_layers_of_an_ensemble(getkey):
+def test_single_layers_are_not_nodes_and_not_layers_of_an_ensemble(getkey):
     stack = nn.ScanStack(Block, 4, key=getkey())
     with pytest.raises(TypeError, match=r"`where` selects one of several stacked layers"):
         eqx.tree_at(lambda stack: stack[0].linear.weight, stack, jnp.ones((4, 4)))
@@ -297,8 +297,8 @@ def test_single_layers_are_no_nodes_and_no_layers_of_an_ensemble(getkey):
         stack[4:]
 
 
-def test_only_whole_layers_and_rows_are_frozen(getkey):
-    """The stacks contain stacks, or no arrays."""
+def test_only_whole_layers_or_rows_can_be_frozen(getkey):
+    """Tests stacks that contain stacks, and stacks without arrays."""
     nested = nn.ScanStack(lambda key: nn.ScanStack(Block, 2, key=key), 2, key=getkey())
     first, second = nn.freeze(nested, lambda stack: stack[0]).unstack()
     assert frozen(first)

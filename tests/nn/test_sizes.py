@@ -1,4 +1,4 @@
-"""Sizes may be integers of Python or NumPy, and no bools, floats or strings."""
+"""Sizes may be integers of Python or NumPy, but not bools, floats or strings."""
 
 import functools
 import inspect
@@ -34,7 +34,7 @@ ATTENTION = {"num_heads": 2, "num_kv_heads": 1, "window": 3, "qk_size": 2, "vo_s
 ATTENTION |= {"query_size": 4, "key_size": 6, "value_size": 5, "output_size": 3}
 
 
-# For each layer that takes integers: all its integers, and its other arguments.
+# Maps each layer with integer arguments to these integers and its other arguments.
 SIZES = {
     "AdaptivePool": ({"target_shape": 3, "num_spatial_dims": 2}, {"operation": jnp.mean}),
     "BatchNorm": ({"input_size": 3}, NORM),
@@ -82,11 +82,11 @@ def build(name, sizes):
     return nn.make_with_state(cls)(**sizes, **SIZES[name][1], **options)
 
 
-# `nn.fuse` makes these layers, whose integers number the projections.
+# `nn.fuse` makes these layers. Their integers are indices of projections.
 MADE_BY_FUSE = {nn.FusedAttention, nn.FusedLinear}
 
 
-def test_sizes_has_every_layer_that_takes_integers():
+def test_table_has_every_layer_with_integer_arguments():
     modules = {cls for cls in vars(nn).values() if isinstance(cls, type(eqx.Module))}
     layers = modules - MADE_BY_FUSE
     takes_integers = {

@@ -1,4 +1,4 @@
-"""Layers of a few lines: dropout, tables of vectors, rotations, recurrent cells."""
+"""Small layers: dropout, embeddings, rotary positions, recurrent cells."""
 
 import re
 
@@ -20,13 +20,13 @@ def test_same_key_drops_the_same_entries_as_equinox(getkey):
     np.testing.assert_array_equal(ours(x, key=key), theirs(x, key=jr.clone(key)))
 
 
-def test_flag_of_the_call_of_dropout_precedes_the_flag_of_the_layer(getkey):
+def test_flag_of_a_dropout_call_overrides_the_flag_of_the_layer(getkey):
     for flag in (True, False):
         y = nn.Dropout(0.5, inference=not flag)(jnp.ones(100), key=getkey(), inference=flag)
         assert bool((y == 1).all()) == flag
 
 
-def test_dropout_needs_a_key_only_where_something_is_dropped():
+def test_dropout_needs_a_key_only_if_entries_are_dropped():
     for layer in (nn.Dropout(0.5, inference=True), nn.Dropout(0), nn.Dropout(0.0)):
         assert layer(jnp.ones(3)).tolist() == [1, 1, 1]
     model = nn.Sequential([nn.Identity(), nn.Sequential([nn.Dropout(0.5)])])
@@ -66,7 +66,7 @@ def test_old_name_of_inference_warns_and_works():
         assert nn.Dropout(0.5)(jnp.ones(1), deterministic=True).tolist() == [1]
 
 
-def test_same_key_gives_equinox_table(getkey):
+def test_same_key_gives_the_embedding_of_equinox(getkey):
     key = getkey()
     ours, theirs = nn.Embedding(5, 3, key=key), equinox.nn.Embedding(5, 3, key=jr.clone(key))
     np.testing.assert_array_equal(ours.weight, theirs.weight)
@@ -74,7 +74,7 @@ def test_same_key_gives_equinox_table(getkey):
         np.testing.assert_array_equal(ours(index), theirs(index))
 
 
-def test_table_is_given_or_drawn_by_an_initializer(getkey):
+def test_embedding_is_given_or_drawn_by_an_initializer(getkey):
     layer = nn.Embedding(weight=jnp.ones((2, 3)))
     assert (layer.num_embeddings, layer.embedding_size) == (2, 3)
     layer = nn.Embedding(4, 4, weight_init=jax.nn.initializers.orthogonal(), key=getkey())
@@ -100,7 +100,7 @@ def test_rotation_of_low_precision_computes_its_angles_in_float32(getkey):
 
 
 def scaled_turns(positions, scaling, half=4, theta=100.0):
-    """The angles by the equations of the papers, a feature at a time."""
+    """The angles of the papers' equations, one feature at a time."""
     factor, length = scaling["factor"], scaling.get("original_max_position_embeddings", 1)
     kind, turns = scaling["rope_type"], np.empty((len(positions), half))
     if kind == "dynamic":
@@ -146,9 +146,9 @@ SCALINGS = [
 
 
 def test_positions_and_scalings_agree_with_the_papers(getkey):
-    """Heads turn alike, also under `vmap` along the heads and with a traced offset."""
+    """All heads have the same angles, also under `vmap` over heads and with a traced offset."""
     x = np.asarray(normal(getkey(), (5, 3, 8)), np.float64)
-    # The largest position is on either side of the original length.
+    # The largest position is below or above the original length.
     every = [np.arange(27.0, 32.0), np.array([3, 0, 2, 29, 28]), np.arange(12, 17)]
     with jax.enable_x64(True):
         ropes = [nn.RotaryPositionalEmbedding(8, 100.0, scaling=each) for each, _ in SCALINGS]
@@ -215,7 +215,7 @@ UNFIT = {
 
 
 @pytest.mark.parametrize("message", UNFIT)
-def test_unfit_arguments_are_refused(message):
+def test_wrong_arguments_are_refused(message):
     with pytest.raises((TypeError, ValueError), match=message):
         UNFIT[message]()
 
@@ -227,7 +227,7 @@ def hidden_for(name, size=4):
     return (jnp.ones(size), jnp.ones(size)) if name == "LSTMCell" else jnp.ones(size)
 
 
-def test_same_key_gives_equinox_cells(getkey):
+def test_same_key_gives_the_cells_of_equinox(getkey):
     x = normal(getkey(), (3,))
 
     @eqx.filter_jit

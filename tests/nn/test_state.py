@@ -31,13 +31,13 @@ def values(state):
     return [leaf.tolist() for leaf in jax.tree.leaves(state)]
 
 
-def test_each_place_in_a_model_has_its_own_value():
+def test_each_path_in_a_model_has_its_own_value():
     counter = Counter()
     model, state = nn.make_with_state(Pair)(counter, counter)
     assert jax.tree.leaves(model) == []
     _, state = model.first(0, state)
     assert (state.get(model.first.index), state.get(model.second.index)) == (1, 0)
-    # Without a path each index has its own name, which its copy keeps.
+    # An index without a path has a unique name, which copies keep.
     one, other = Counter(), Counter()
     _, state = one(0, nn.State([one, other]))
     assert (state.get(copy.deepcopy(one).index), state.get(other.index)) == (1, 0)
@@ -49,7 +49,7 @@ def test_state_and_index_name_the_path_in_the_model():
     assert repr(model.first.index) == "StateIndex(marker='Pair.first.index', init=DeletedValue())"
 
 
-def test_models_made_alike_share_a_compiled_function():
+def test_equal_models_share_a_compiled_function():
     traces = []
 
     @eqx.filter_jit
@@ -65,7 +65,7 @@ def test_models_made_alike_share_a_compiled_function():
     assert (x, values(state)) == (16, [3, 13])
 
 
-def test_copies_outlive_the_state():
+def test_copies_of_a_state_stay_valid_after_an_update():
     for make_copy in (copy.copy, copy.deepcopy):
         model, state = pair()
         kept = make_copy(state)
@@ -90,7 +90,7 @@ USES = {
 def test_replaced_state_is_refused(use):
     counter = Counter()
     state = nn.State(counter)
-    # After a warm call no cache may hide the replaced state.
+    # Also after a warm call, whose cache must not hide the replaced state.
     eqx.filter_jit(lambda state: 0)(state)
     state.set(counter.index, 1)
     with pytest.raises(ValueError, match=r"(?s)This State is out of date.*should be state2"):
@@ -175,7 +175,7 @@ MISTAKES = {
 
 
 @each_mistake(MISTAKES)
-def test_mistakes_leave_the_state_in_use(error, words, call):
+def test_state_stays_valid_after_a_mistake(error, words, call):
     state = nn.State(INDEX)
     with pytest.raises(error, match=words):
         call(state)

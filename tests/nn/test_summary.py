@@ -54,7 +54,7 @@ def test_table_of_a_sequential(getkey):
     assert lines[0].split() == header.split()
     cells = [line.split() for line in lines[1:-1]]
     assert cells[0][:6] == ["(model)", "Sequential", "1", "f32[2]", "178", "712"]
-    # A product of 16 x 8 by 8, and a sum of 16.
+    # The product of a 16 x 8 matrix and a vector, and a sum of 16 numbers.
     assert cells[1] == [".layers[0]", "Linear", "1", "f32[16]", "144", "576", "272", "all"]
     assert cells[2][:6] == [".layers[1]", "Dropout", "1", "f32[16]", "0", "0"]
     assert cells[3] == [".layers[2]", "Linear", "1", "f32[2]", "34", "136", "66", "frozen"]
@@ -89,7 +89,7 @@ def test_tied_arrays_count_once_and_keys_and_counters_are_no_parameters(getkey):
     assert (summary.num_parameters, summary.num_bytes) == (2, 8 + 12 + 8)
 
 
-def test_without_arguments_nothing_is_called(getkey):
+def test_summary_without_arguments_calls_nothing(getkey):
     model = {"a": linear(getkey())}
     summary = nn.summary(model)
     assert [(row.path, row.num_calls) for row in summary.rows] == [("['a']", 0)]
@@ -111,7 +111,7 @@ def test_summary_keeps_no_array_of_the_model_alive(getkey):
 
 def test_arguments_may_be_shapes_and_all_examples_of_a_batch_count(getkey):
     model, x = Jitted(linear(getkey())), jax.ShapeDtypeStruct((4, 3), jnp.float32)
-    # A compiled function is seen each time.
+    # Each call of a compiled function is counted.
     for _ in range(2):
         rows = nn.summary(eqx.filter_vmap(model), x).rows
         assert [(row.path, row.num_calls) for row in rows] == [("", 1), (".layer", 1)]
@@ -138,11 +138,11 @@ def test_state_is_shown_by_its_name():
 
 
 LINEAR = 2 * 3 * 3 + 3
-"""FLOPs of a product of 3 x 3 by 3, and a sum of 3."""
+"""The FLOPs of the product of a 3 x 3 matrix and a vector, and of a sum of 3 numbers."""
 
 
 class Model(eqx.Module):
-    """Calls its layer by `way`."""
+    """Calls its layer with the function `way`."""
 
     layer: nn.Linear
     way: object
@@ -152,7 +152,7 @@ class Model(eqx.Module):
 
 
 def count_of_xla(model, *args):
-    """The FLOPs that XLA counts before it optimises, without the -1 for each foreign call."""
+    """The FLOPs that XLA counts before optimisation, without the -1 for each custom call."""
     arrays, static = eqx.partition(model, eqx.is_array)
     program = jax.jit(lambda arrays, *args: eqx.combine(arrays, static)(*args))
     shapes = jax.eval_shape(lambda *args: args, arrays, *args)
@@ -161,7 +161,7 @@ def count_of_xla(model, *args):
     return analysis.get("flops", 0.0) - analysis.get("optimal_seconds", 0.0)
 
 
-def test_total_equals_the_count_of_xla_where_no_constant_is_folded(getkey):
+def test_total_equals_the_count_of_xla(getkey):
     def make(key):
         conv_key, mlp_key = jax.random.split(key)
         conv = nn.Conv2d(3, 8, 3, padding=1, key=conv_key)
@@ -176,20 +176,20 @@ def test_total_equals_the_count_of_xla_where_no_constant_is_folded(getkey):
     assert summary.flops == sum(outermost)
 
 
-def test_stack_inside_a_stack_counts_each_turn_of_both(getkey):
+def test_stack_inside_a_stack_counts_each_iteration_of_both(getkey):
     def make(key):
         return nn.Sequential([linear(key), nn.Identity()])
 
     stack = filled(nn.ScanStack, lambda key: nn.ScanStack(make, 3, key=key), 4, key=getkey())
     summary = nn.summary(stack, jnp.ones(3))
     assert summary.flops == 12 * LINEAR
-    # `Identity` computes nothing, and is called in each turn.
+    # `Identity` computes nothing, but is called in each iteration.
     assert [row.num_calls for row in summary.rows] == [1, 4, 12, 12, 12]
     assert summary.num_parameters == 12 * 12
 
 
 def scan(layer, x):
-    # The carry is weak in type and the returned carry is not, so that JAX traces the body twice.
+    # Only the initial carry is weakly typed, so JAX traces the body twice.
     return jax.lax.scan(lambda c, _: (jnp.sum(layer(x)), None), 0.0, length=4)[0]
 
 
@@ -218,7 +218,7 @@ def show(layer, x):
 
 
 def decompose(layer, x):
-    # Foreign code, with unknown costs.
+    # A custom call, whose cost is unknown.
     return jnp.linalg.svd(jnp.outer(layer(x), x))[1]
 
 
@@ -234,11 +234,11 @@ def shard_map(layer, x):
     return jax.shard_map(layer, mesh=mesh, in_specs=both, out_specs=both)(jnp.concatenate([x, x]))
 
 
-# A way to call a layer, the number of its calls, its FLOPs, and the FLOPs of the program.
+# Tuples (way to call a layer, number of calls, FLOPs of the layer, FLOPs of the program).
 WAYS = [
     (scan, 4, 4 * LINEAR, None),
     (jit, 2, 2 * LINEAR, 2 * LINEAR),
-    # One product, of the transposed matrix; nothing needs the product of the layer itself.
+    # One product with the transposed matrix. The output of the layer is not needed.
     (lambda layer, x: jax.grad(lambda x: layer(x).sum())(x), 1, 2 * 3 * 3, 2 * 3 * 3),
     (discard, 0, None, 0),
     (cond, 3, 3 * LINEAR, 2 * LINEAR + 3),
@@ -280,7 +280,7 @@ class Apply(eqx.Module):
         return function(x)
 
 
-def test_calls_that_differ_only_in_a_closure_have_their_own_costs():
+def test_calls_that_differ_only_in_a_closure_have_separate_costs():
     def power(exponent):
         return lambda x: x if exponent == 0 else x * power(exponent - 1)(x)
 

@@ -1,4 +1,4 @@
-"""`to_bayesian` replaces layers and keeps what the model computes on average."""
+"""`to_bayesian` replaces layers. The mean output of the model does not change."""
 
 import operator
 
@@ -23,7 +23,7 @@ call = eqx.filter_jit(lambda layer, x, key=None: layer(x, key=key))
 
 @pytest.fixture
 def model(getkey):
-    """A model of images of 2 x 4 x 4."""
+    """A model for images of shape (2, 4, 4)."""
     return nn.Sequential(
         [
             nn.Conv2d(2, 3, 3, use_bias=False, key=getkey()),
@@ -34,7 +34,7 @@ def model(getkey):
 
 
 def test_inference_mode_computes_the_outputs_of_the_original(getkey):
-    # The first and the last layer have two stacked layers between them.
+    # There are two stacked layers between the first and the last layer.
     model, x = filled(nn.MLP, 2, "scalar", 3, 3, scan=True, key=getkey()), np.ones(2, np.float32)
     bayesian = nn.to_bayesian(model)
     assert {type(layer) for layer in bayesian.layers} == {nn.BayesianLinear}
@@ -50,7 +50,7 @@ def test_inference_mode_computes_the_outputs_of_the_original(getkey):
     assert float(of_drawn) != float(expected)
 
 
-def test_each_layer_of_an_mlp_draws_by_its_own_key(getkey):
+def test_each_layer_of_an_mlp_draws_with_its_own_key(getkey):
     model = filled(nn.MLP, 2, 2, 2, 3, activation=jnp.tanh, scan=True, key=getkey())
     bayesian, key, x = nn.to_bayesian(model), getkey(), np.ones(2, np.float32)
     layers = [*bayesian.layers]
@@ -69,7 +69,7 @@ def test_each_layer_of_an_mlp_draws_by_its_own_key(getkey):
     assert_close(*outputs(bayesian, layers, key))
 
 
-def test_projection_of_attention_draws_by_a_key_for_each_row(getkey):
+def test_projection_of_attention_draws_with_a_key_for_each_row(getkey):
     attention = filled(nn.MultiheadAttention, 2, 4, key=getkey())
     x = normal(getkey(), (3, 4))
     bayesian = nn.to_bayesian(attention, lambda attention: attention.output_proj)
@@ -98,14 +98,14 @@ def test_convolutions_become_bayesian_too(model, getkey):
         np.testing.assert_allclose(layer.weight_prior_scale, 2 / np.sqrt(fan_in), rtol=1e-6)
 
 
-def test_where_picks_layers_and_subtrees(model, getkey):
+def test_where_selects_layers_and_subtrees(model, getkey):
     bayesian = nn.to_bayesian(model, lambda model: model[2])
     assert [type(layer) for layer in bayesian.layers] == [nn.Conv2d, nn.Lambda, nn.BayesianLinear]
     both = nn.to_bayesian([model, model], lambda models: (models[1].layers[0:3][0], models[0]))
     assert type(both[1][0]) is nn.BayesianConv
     assert type(both[1][2]) is nn.Linear
     assert type(both[0][2]) is nn.BayesianLinear
-    # A subclass with its own call stays.
+    # A subclass with its own `__call__` is not replaced.
     bayesian = nn.to_bayesian([Doubled(2, 2, key=getkey()), nn.Linear(2, 2, key=getkey())])
     assert [type(layer) for layer in bayesian] == [Doubled, nn.BayesianLinear]
     with pytest.raises(ValueError, match=r"No node of the model matches linear_or_conv\. It has"):
@@ -118,7 +118,7 @@ def test_means_of_frozen_layers_are_trained(model):
     assert len(jax.tree.leaves(trained)) == 2 + 4
 
 
-def test_stack_and_its_layers_one_by_one_agree(getkey):
+def test_stack_equals_its_separate_layers(getkey):
     make, shape = lambda key: nn.Conv1d(2, 2, 3, padding=1, key=key), (2, 5)
     stack, prior_scale = filled(nn.ScanStack, make, 3, key=getkey()), np.array(0.5)
     x, key = np.random.default_rng(0).normal(size=shape).astype(np.float32), getkey()

@@ -1,4 +1,4 @@
-"""Nodes and leaves of every kind, each with a function that reads it."""
+"""Nodes and leaves of every kind, and functions that read them."""
 
 import collections
 import dataclasses
@@ -13,17 +13,17 @@ import numpy as np
 import eqxlike
 from eqxlike import Module, field, is_array
 from tests.partition.models import Point
-from tests.partition.statics import TOLD_APART
+from tests.partition.statics import DISTINGUISHABLE
 
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
     """A kind of node or leaf.
 
-    - `make`: returns the values.
-    - `read`: everything visible in a value, as a pytree of arrays and strings.
+    - `make`: returns several similar values.
+    - `read`: converts a value to a pytree of arrays and strings with its whole content.
     - `mutate`: changes a value in place.
-    - `is_returned`: whether a function may return one.
+    - `is_returned`: whether a function may return a value of this kind.
     """
 
     make: Callable[[], list[Any]]
@@ -37,18 +37,18 @@ def array(number):
 
 
 def twice(make):
-    """The values that `make` returns for 1 and 2."""
+    """A function that returns `[make(1), make(2)]`."""
     return lambda: [make(1), make(2)]
 
 
 def read(value):
-    """The arrays of a pytree, and a text of each static leaf and of the structure."""
+    """The arrays of a pytree, the text of each static leaf, and the text of the structure."""
     leaves, treedef = jtu.tree_flatten(value)
     return [leaf if is_array(leaf) else repr(leaf) for leaf in leaves], str(treedef)
 
 
 def read_fields(*names):
-    """Reads some attributes, as a program does that does not flatten."""
+    """A function that reads attributes of a value without flattening it."""
 
     def read(value):
         found = [getattr(value, name) for name in names]
@@ -106,7 +106,7 @@ def wrapping(number):
 
 
 class Filled(Module):
-    """Stores one of its fields; the class has the other."""
+    """The instance stores one field. The other is a default of the class."""
 
     first: object = "none"
     second: object = "none"
@@ -150,7 +150,7 @@ class OwnNew(Point):
 
 
 class Registered(Point):
-    """Registered with JAX, with a note next to its fields."""
+    """A registered pytree node with a note in addition to its fields."""
 
     note = "made by another"
 
@@ -204,7 +204,7 @@ def mutate_dict(value):
 
 
 def reordered(kind):
-    """Two of the same keys in different orders."""
+    """Two mappings with the same keys in different orders."""
     return lambda: [kind(a=array(1), b="text"), kind(b="text", a=array(2))]
 
 
@@ -231,7 +231,7 @@ class Foreign:
 
 
 class OtherForeign(Foreign):
-    """Flattened to the same children and aux data."""
+    """Has the same children and aux data as a `Foreign`."""
 
 
 for cls in (Foreign, OtherForeign):
@@ -246,7 +246,7 @@ read_content = read_fields("content", "mode")
 
 
 def read_boxes(value):
-    """The content of the innermost box, and the modes on the way."""
+    """The content of the innermost box, and the modes of all boxes."""
     modes = []
     while hasattr(value, "content"):
         modes.append(repr(value.mode))
@@ -263,7 +263,7 @@ def set_inner_mode(value):
 
 
 def nested(number):
-    """Nodes of others and Modules of ours in turn."""
+    """Nested registered nodes and Modules, alternately."""
     inner = Foreign(Box([array(number), number]), f"mode{number}")
     return Foreign(Box(Foreign(inner, mode=("b", number))))
 
@@ -304,7 +304,9 @@ ARRAYS = {
     ),
 }
 
-# Static leaves that Python calls equal; `test_static_key.py` covers the others.
-STATICS = {name: Kind(lambda name=name: [*TOLD_APART[name]], repr) for name in ("ones", "zeros")}
+# Static leaves that compare equal. `test_static_key.py` tests other leaves.
+STATICS = {
+    name: Kind(lambda name=name: [*DISTINGUISHABLE[name]], repr) for name in ("ones", "zeros")
+}
 
 KINDS = {**MODULES, **TUPLES, **CONTAINERS, **FOREIGN, **STATICS, **ARRAYS}

@@ -1,4 +1,4 @@
-"""Modules and random trees for the tests of partitions."""
+"""Modules and random trees for tests of partitions."""
 
 import collections
 
@@ -19,7 +19,7 @@ class Pair(Module):
 
 
 class Mixed(Module):
-    """Static fields before, between and after the others."""
+    """Static fields before, between and after dynamic fields."""
 
     first: object = field(static=True)
     left: object
@@ -37,7 +37,7 @@ Nothing = collections.namedtuple("Nothing", [])
 
 
 def flatten_cached(module):
-    """The module, once flattened."""
+    """Flattens a module, which caches its partition, and returns the module."""
     flatten(module)
     return module
 

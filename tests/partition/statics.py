@@ -1,4 +1,4 @@
-"""Static values of every kind: values that Python calls equal, and values that change in place."""
+"""Static values of every kind, such as values that compare equal or change in place."""
 
 import array
 import collections
@@ -67,7 +67,7 @@ class Unhashable:
 
 @dataclasses.dataclass(frozen=True)
 class Listed:
-    """Hashable, although a field is not."""
+    """A hashable dataclass with an unhashable field."""
 
     sizes: list
     name: str = "a"
@@ -91,7 +91,7 @@ class ByNote:
 
 
 class Named:
-    """Compared by its name, with a hash of its own."""
+    """Compared and hashed by its name."""
 
     def __init__(self, name):
         self.name = name
@@ -107,7 +107,7 @@ class Named:
 
 
 class InheritedNamed(Named):
-    """Equal to a `Named`."""
+    """Compares equal to a `Named`."""
 
 
 class Point(collections.namedtuple("Point", ["x"])):
@@ -115,7 +115,7 @@ class Point(collections.namedtuple("Point", ["x"])):
 
 
 class Size(tuple):
-    """May have attributes."""
+    """A tuple with a `__dict__`."""
 
 
 class Hidden(tuple):
@@ -124,7 +124,7 @@ class Hidden(tuple):
 
 
 class Number(float):
-    """May have attributes."""
+    """A float with a `__dict__`."""
 
 
 class Items(list):
@@ -138,7 +138,7 @@ class Static(Module):
 
 
 class Holder:
-    """Hashes by identity."""
+    """Hashed by identity."""
 
     def __init__(self, value):
         self.value = value
@@ -151,7 +151,7 @@ class Holder:
 
 
 class EqualHolder(Holder):
-    """Equal to others, and hashes by identity all the same."""
+    """Compares equal to other instances, but is hashed by identity."""
 
     def __eq__(self, other):
         return isinstance(other, EqualHolder)
@@ -183,7 +183,7 @@ def takes(*args, **kwargs):
 
 
 def labelled(value, label):
-    """`value` with an attribute."""
+    """Sets the attribute `label` of `value`, and returns `value`."""
     value.label = label
     return value
 
@@ -209,8 +209,8 @@ def make_text():
     return "".join(["te", "xt"])
 
 
-# In each row all values have different keys.
-TOLD_APART = {
+# All values in a row have different keys.
+DISTINGUISHABLE = {
     "ones": [1, True, 1.0, 1 + 0j, "1", b"1", Rank.FIRST, Options.FAST, (1,), [*range(1)].count],
     "words": ["a", Word.A, Named("a"), pathlib.PurePath("a"), ..., jax.P("x"), jax.P("y")],
     "zeros": [0, False, 0.0, -0.0, 0j, -0j, complex(0.0, -0.0), "", b"", (), frozenset(), None],
@@ -254,7 +254,7 @@ TOLD_APART = {
     ],
 }
 
-# Values that are made again and cannot be told apart.
+# Functions that make equal values, which no program can distinguish.
 INTERCHANGEABLE = {
     "zero": lambda: float("0.0"),
     "nan": lambda: float("nan"),
@@ -281,7 +281,7 @@ INTERCHANGEABLE = {
     "datetime": lambda: datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC),
 }
 
-# Values compared by identity. A change in place is not seen.
+# Values compared by identity, so that a change in place is not detected.
 BY_IDENTITY = {
     "attribute": (lambda: Holder(1), lambda it: set_value(it, 2)),
     "method": (lambda: Holder(1).get, lambda it: set_value(it.__self__, 2)),
@@ -293,11 +293,11 @@ BY_IDENTITY = {
 
 
 def in_partial(make, edit):
-    """A partial of what `make` returns, which `edit` changes in place."""
+    """A partial with the argument `make()`, and a function that changes the argument in place."""
     return lambda: partial(takes, make()), lambda it: edit(it.args[0])
 
 
-# Values whose parts or whose own hash are read at each call.
+# Values whose parts or hash are read at each call, so that a change in place is detected.
 CHANGING = {
     "list-in-partial": in_partial(lambda: [1], lambda it: it.append(2)),
     "list-in-partial-to-equal": in_partial(lambda: [1], lambda it: it.__setitem__(0, True)),
@@ -325,7 +325,7 @@ CHANGING = {
 
 
 def show(value):
-    """A text of everything that a program can read in a value, except the identity of objects."""
+    """All content of a value as text, without the identity of objects."""
     if isinstance(value, types.MethodType):
         return f"method of {show(value.__self__)}"
     attributes = getattr(value, "__dict__", {})

@@ -85,7 +85,7 @@ def test_partition_is_cached_on_modules_inside_and_next_to_a_list():
         assert_cached_is_fresh(inner)
 
 
-def test_partition_is_cached_on_the_outermost_module_and_serves_an_outer_one():
+def test_partition_is_cached_on_the_outermost_module_and_used_by_an_outer_module():
     inner = Pair(jnp.ones(2))
     flatten(Pair(inner))
     assert not is_cached(inner)
@@ -101,7 +101,7 @@ COPIES = {
 }
 
 
-def test_copy_drops_the_partition_and_the_original_keeps_it():
+def test_copy_has_no_partition_and_the_original_keeps_its_partition():
     for name, make_copy in COPIES.items():
         module = flatten_cached(Pair(np.ones(2), np.ones(3)))
         copied = make_copy(module)
@@ -165,7 +165,7 @@ def test_output_with_a_tracer_is_not_cached():
     assert not any(map(is_cached, outputs))
 
 
-def test_new_module_takes_the_fast_path_and_is_told_apart_by_its_statics(monkeypatch):
+def test_new_module_takes_the_fast_path_and_is_distinguished_by_its_statics(monkeypatch):
     jitted = filter_jit(lambda module: (module.left * 2, module.mode))
 
     def make(number, **kwargs):
@@ -251,7 +251,7 @@ def test_checking_accepts_unchanged_modules():
 
 
 def test_checking_accepts_a_change_of_a_container_in_a_static_field():
-    # Equal Modules share the Structure of the first one.
+    # Equal Modules share the Structure of the first Module.
     first, module = [flatten_cached(Pair(jnp.ones(2), mode={"a": [1]})) for _ in range(2)]
     with checking_partitions():
         first.mode["a"].append(2)

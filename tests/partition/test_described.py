@@ -1,4 +1,4 @@
-"""Descriptions of trees: written to a file, read back and compared with another tree."""
+"""Descriptions of trees are written to a file, read back and compared."""
 
 import collections
 import json
@@ -42,18 +42,18 @@ TREES = {
 }
 
 
-def test_tree_is_read_back_from_json():
+def test_description_is_read_back_from_json():
     for text, tree in TREES.items():
         found = read_back(tree)
         assert str(found) == text
         assert to_plain(found) == to_plain(described(tree))
         assert not list(differing(found, read_back(tree)))
-        # Leaves have the paths of JAX, which skips `None`.
+        # Leaves have the same paths as in JAX, which skips `None`.
         paths = {jtu.keystr(path) for path, _ in jtu.tree_leaves_with_path(tree)}
         assert paths <= {path for path, _ in found.leaves()}
 
 
-def test_differences_are_found_in_trees_that_were_read():
+def test_differences_between_descriptions_are_found():
     before = {"a": model(inner=[1, jnp.ones(3)]), "b": 1}
     shown = "Model(weight=float32[2], inner=[1, float32[3]])"
     for changes, expected in [
@@ -70,12 +70,12 @@ def test_differences_are_found_in_trees_that_were_read():
         assert [tuple(map(str, each)) for each in found] == expected
 
 
-def test_key_is_read_from_its_name_in_a_path():
+def test_key_is_read_from_its_text_in_a_path():
     names = [".weight", "['a.b']", "[0]", "[(1, 'a')]", "[<object>]"]
     assert [*map(key_of, names)] == ["weight", "a.b", 0, (1, "a"), None]
 
 
-def test_other_data_are_no_tree():
+def test_other_data_are_refused():
     plain = to_plain(described((jnp.ones(2), 3)))
     wrong = [("node", None), ("node", ["array"]), ("arrays", []), ("arrays", [[2, "float32"]])]
     for name, value in wrong:

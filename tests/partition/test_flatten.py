@@ -1,4 +1,4 @@
-"""The arrays and the structure that a walk over a tree gives, and its errors."""
+"""`flatten`: arrays, structures and errors."""
 
 import collections
 
@@ -89,12 +89,12 @@ def test_error_of_an_unusable_static_leaf_names_its_path():
     for make, message in UNUSABLE:
         held = []
         with pytest.raises(TypeError, match=message):
-            # The first structure is held, so that the second meets it.
+            # The first structure stays alive, so that the second is compared with it.
             held.extend(flatten(make()) for _ in range(2))
 
 
 class Compared:
-    """Its `==` gives an array, or raises."""
+    """`==` returns an array or raises an error."""
 
     def __init__(self, equal=np.ones):
         self.equal = equal

@@ -1,7 +1,7 @@
-"""The law for every kind of node and leaf: a jitted function gives the output of the plain one.
+"""For every kind of node and leaf, a jitted function gives the output of the plain function.
 
-Similar values are passed in turn, so that each meets the caches of the others. Values that can
-change in place are changed between the calls.
+The tests pass similar values in turn, so that a wrongly shared cache entry would cause a failure.
+They change mutable values between calls.
 """
 
 import jax
@@ -14,7 +14,7 @@ from eqxlike import filter_jit, is_array
 from tests.partition.kinds import ARRAYS, KINDS, Box, Foreign
 from tests.partition.models import Point
 
-# Each as (function that puts a value into a tree, function that takes it out).
+# Tuples (function that puts a value in a tree, function that reads it from the tree).
 PLACES = {
     "list": (lambda value: [value, 1], lambda tree: tree[0]),
     "namedtuple": (lambda value: Point(1, value), lambda tree: tree.y),
@@ -29,7 +29,7 @@ BARE = lambda value: value, lambda tree: tree
 
 
 def assert_same(output, expected):
-    """The arrays are equal, and so are the texts."""
+    """Asserts that two pytrees have equal arrays and equal texts."""
     ours, plain = map(jtu.tree_leaves, (output, expected))
     assert jtu.tree_structure(output) == jtu.tree_structure(expected)
     for one, other in zip(ours, plain, strict=True):
@@ -43,14 +43,14 @@ def assert_same(output, expected):
 
 
 def check(name, place, is_compiled):
-    """Compares calls of jitted and plain functions that read a value and return it if they may."""
+    """Compares jitted with plain functions that read a value and, if possible, return it."""
     kind, (put, take) = KINDS[name], place
 
     def function(tree):
         return kind.read(take(tree)), tree if kind.is_returned else None
 
     trees = [put(value) for value in kind.make()]
-    # The last function has not been called before.
+    # `fresh` has no traces yet when the values have changed.
     jitted = filter_jit(function)
     fresh = filter_jit(lambda tree: function(tree))
     for call in (jitted, jitted, fresh):
@@ -76,6 +76,6 @@ def test_compiled_calls_match_the_plain_function(name):
 @pytest.mark.parametrize("name", KINDS)
 def test_calls_that_are_not_compiled_match_the_plain_function(name):
     check(name, BARE, is_compiled=False)
-    # Each in another place, in turn.
+    # The kinds use different places.
     places = [*PLACES.values()]
     check(name, places[[*KINDS].index(name) % len(places)], is_compiled=False)

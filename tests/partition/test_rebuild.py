@@ -1,4 +1,4 @@
-"""A tree built from its arrays by generated code is the tree that was flattened."""
+"""Generated code rebuilds the flattened tree from its arrays."""
 
 import jax.numpy as jnp
 import jax.tree_util as jtu
@@ -21,7 +21,7 @@ def statics_of(tree):
 
 
 def cached_in(tree):
-    """The partitions cached on the Modules of a tree."""
+    """The partitions that are cached on the Modules of a tree."""
     nodes = []
     jtu.tree_map(lambda _: None, tree, is_leaf=lambda node: nodes.append(node))
     cached = [get_cached(node) for node in nodes if isinstance(node, Module)]
@@ -78,7 +78,7 @@ def test_tree_nested_1_000_deep_is_rebuilt():
     tree = array = jnp.ones(2)
     for _ in range(1_000):
         tree = Pair(tree)
-    # JAX cannot flatten it, because its walk is recursive.
+    # JAX cannot flatten this tree, because its traversal is recursive.
     rebuilt = rebuild(tree, keep=True)
     for _ in range(1_000):
         rebuilt = rebuilt.left

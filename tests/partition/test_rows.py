@@ -1,4 +1,4 @@
-"""Many leaves or nodes side by side are handled together, with the same result as one by one."""
+"""Rows of many leaves or nodes are flattened together, with the same result as one by one."""
 
 import collections
 import itertools
@@ -44,7 +44,7 @@ ARRAYS = [
 ]
 NUMBERS = [0, 1, True, False, 0.0, -0.0, 1.0, math.nan, -math.nan, math.inf]
 KNOWN = [*ARRAYS, *NUMBERS, "a", "", b"a", None]
-# With one of these in a row, each leaf is handled by itself.
+# If a row contains one of these leaves, its leaves are flattened one by one.
 UNKNOWN = [Colour.RED, 1j, len, (), [1], Pair(1)]
 known = st.sampled_from(KNOWN)
 leaves = st.one_of(known, st.sampled_from(UNKNOWN))
@@ -70,7 +70,7 @@ def describe_leaf(leaf):
 
 
 def describe(tree):
-    """Everything that distinguishes two trees."""
+    """The structure and the leaves of a tree, without the values of arrays."""
     return jtu.tree_structure(tree), [*map(describe_leaf, jtu.tree_leaves(tree))]
 
 
@@ -120,7 +120,7 @@ def test_16_nodes_of_one_structure_are_one_run():
 
 @pytest.fixture
 def no_types_met():
-    """As in a process that has seen no array yet."""
+    """Simulates a process that has not flattened an array yet."""
     known = {*concrete_array_types}
     concrete_array_types.intersection_update({np.ndarray})
     yield
@@ -141,7 +141,7 @@ def test_warm_call_needs_no_walk_for_array_types_first_met_in_a_row(
 ):
     monkeypatch.setattr("eqxlike._partition._flatten._depth", 0)
     arrays = [MET_FIRST[name](index) for index in range(70)]
-    # Rows of arrays alone, with one number, half of numbers, and with one array.
+    # Rows with 0, 1, 35 and 69 numbers, and otherwise arrays.
     tree = [[*[1.0] * count, *arrays[count:]] for count in (0, 1, 35, 69)]
     jitted = filter_jit(lambda tree: None)
     for _ in range(3):
@@ -191,7 +191,7 @@ def test_number_of_traces_matches_jax(no_types_met):
 # --- runs: many nodes of one Structure -----------------------------------------------------------
 
 
-# Nodes with a run inside, or with no array.
+# A node that contains a run, and a node without arrays.
 MORE_NODES = [
     lambda number: [(np.array(number), i, "x") for i in [0] * 17],
     lambda number: ("only", ("static", 1)),
@@ -200,7 +200,7 @@ MORE_NODES = [
 
 def test_calls_return_their_runs_unchanged():
     containers = [*CONTAINERS.values(), lambda them: Pair([*them]), lambda them: Pair((*them,))]
-    # Each kind of node, and each container, at least once.
+    # Each kind of node and each container is used at least once.
     for make, put in zip([*NODES.values(), *MORE_NODES], itertools.cycle(containers), strict=False):
         jitted = filter_jit(lambda tree: tree)
         with jax.disable_jit(make is not Pair):

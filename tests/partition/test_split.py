@@ -56,7 +56,7 @@ def is_int(leaf):
 
 
 @given(trees)
-def test_merge_undoes_split(tree):
+def test_merge_is_the_inverse_of_split(tree):
     leaves, treedef = jtu.tree_flatten(tree)
     dynamic, rest = split(tree, is_int)
     assert dynamic == rest.take(leaves) == [leaf for leaf in leaves if is_int(leaf)]
@@ -66,7 +66,7 @@ def test_merge_undoes_split(tree):
 
 
 @given(trees)
-def test_merge_puts_other_leaves_in_the_places_of_the_taken_ones(tree):
+def test_merge_inserts_other_leaves_at_the_positions_of_the_split_leaves(tree):
     dynamic, rest = split(tree, is_int)
     others = [f"other {number}" for number in range(len(dynamic))]
     assert rest.leaves(others) == jtu.tree_leaves(rest.merge(others))
@@ -74,13 +74,13 @@ def test_merge_puts_other_leaves_in_the_places_of_the_taken_ones(tree):
     assert rest.merge_into("other", dynamic) == expected
 
 
-def test_arrays_are_taken_by_default():
+def test_arrays_are_split_off_by_default():
     dynamic, rest = split({"a": jnp.arange(2), "b": 3})
     assert (len(dynamic), rest.merge(["array"])) == (1, {"a": "array", "b": 3})
     assert repr(rest) == "Rest(PyTreeDef({'a': *, 'b': *}))"
 
 
-def test_rest_keeps_no_taken_leaf_alive():
+def test_rest_keeps_no_split_leaf_alive():
     class Leaf:
         pass
 

@@ -1,6 +1,6 @@
-"""Keys and guards of static values: two values share one only if no program could tell them apart.
+"""Keys and guards of static values. Two values share a key only if no program can distinguish them.
 
-The fast path of `filter_jit` calls a guard to test whether a value has the key of another value.
+The fast path of `filter_jit` calls a guard to test whether two values have the same key.
 """
 
 import datetime
@@ -20,8 +20,8 @@ from eqxlike._traceback import compile_function
 from tests.partition.statics import (
     BY_IDENTITY,
     CHANGING,
+    DISTINGUISHABLE,
     INTERCHANGEABLE,
-    TOLD_APART,
     Colour,
     Config,
     Listed,
@@ -35,7 +35,7 @@ def key(value):
 
 
 def guard_of(value):
-    """The guard of `value`, as the fast path calls it."""
+    """The guard of `value`, with the signature that the fast path uses."""
     writer = GuardWriter(flatten, (), False)
     write_static_guard(writer, "other", value, of_node=True)
     lines = ["def passes(other):", "    try:", *(f"        {line}" for line in writer.lines)]
@@ -43,9 +43,9 @@ def guard_of(value):
     return compile_function(lines, writer.namespace, "guard")
 
 
-@pytest.mark.parametrize("row", TOLD_APART)
+@pytest.mark.parametrize("row", DISTINGUISHABLE)
 def test_distinguishable_values_have_different_keys(row):
-    values = TOLD_APART[row]
+    values = DISTINGUISHABLE[row]
     for first, second in itertools.combinations(values, 2):
         assert key(first) != key(second)
     for value in values:
@@ -75,7 +75,7 @@ def test_value_hashed_by_identity_keeps_its_key_after_a_change_in_place(name):
 
 
 @pytest.mark.parametrize("name", CHANGING)
-def test_new_key_shows_a_change_in_place(name):
+def test_change_in_place_changes_the_key(name):
     make, edit = CHANGING[name]
     value, other = make(), make()
     static, passes, is_same = StaticKey(value), guard_of(value), key(other) == key(value)
@@ -84,7 +84,7 @@ def test_new_key_shows_a_change_in_place(name):
     assert passes(other) == is_same
     edit(value)
     assert (key(value) == static.key, static.is_current(), passes(value)) == (False, False, False)
-    # Another value does not pass either, although it equals the value before the change.
+    # `other` does not pass either, although it equals the value before the change.
     assert not passes(other)
 
 

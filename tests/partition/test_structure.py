@@ -1,4 +1,4 @@
-"""Structures are interned: equal structures are one object, which is freed after its last use."""
+"""Equal structures are the same object, which is freed after its last use."""
 
 import functools
 import gc
@@ -45,7 +45,7 @@ def test_table_of_structures_holds_no_value(make):
 def test_structure_keeps_alive_the_values_in_its_key():
     structure = structure_of(Pair(lambda: 1, mode=lambda: 2))
     gc.collect()
-    # If the functions were freed, new functions at their addresses could pass for them.
+    # A new function at the address of a freed function could be mistaken for it.
     assert all(structure_of(Pair(lambda: 1, mode=lambda: 2)) is not structure for _ in range(50))
     for index in range(200):
         function = functools.partial(lambda index: index, index).func

@@ -1,4 +1,4 @@
-"""Reports of `profile`: counts of calls and traces, and parts of times. No test uses a clock."""
+"""Reports of `profile`: numbers of calls and traces, and parts of times. No test uses a clock."""
 
 import contextlib
 import sys
@@ -216,7 +216,7 @@ def test_wrong_options_are_refused(options, error, words):
         pass
 
 
-def test_trace_of_xla_is_written(tmp_path):
+def test_xla_trace_is_written(tmp_path):
     with eqx.profile(trace=tmp_path):
         double(X)
     assert list(tmp_path.glob("**/perfetto_trace.json.gz"))

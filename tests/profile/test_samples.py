@@ -20,7 +20,7 @@ LIBRARY = "/usr/lib/python3.11/inspect.py"
 
 
 def stack(*frames):
-    """A stack as pyinstrument writes it, from (function, file, line), outermost first."""
+    """A stack in pyinstrument's format from tuples (function, file, line), outermost first."""
     thread = "MainThread\x00<thread>\x001"
     texts = [f"{name}\x00{file}\x00{line}\x01l{line + 1}" for name, file, line in frames]
     return [thread, *texts]

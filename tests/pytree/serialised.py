@@ -1,4 +1,4 @@
-"""Trees in files, and random trees of the leaves that files hold."""
+"""Writing and reading trees in memory, and random trees of leaves that files can contain."""
 
 import io
 import math
@@ -22,7 +22,7 @@ def read(eqx, data, like, **options):
 
 
 def bits(leaf):
-    """All that may be said of a leaf: type, shape, dtype and bits."""
+    """Type, shape, dtype and bits of a leaf."""
     if isinstance(leaf, jax.Array):
         if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             return str(leaf.dtype), *bits(jax.random.key_data(leaf))
@@ -41,13 +41,13 @@ def same_bits(one, other):
 
 JAX_DTYPES = [np.float32, np.float16, np.complex64, np.int32, np.uint8, np.bool_, jnp.bfloat16]
 NUMPY_DTYPES = [*JAX_DTYPES[:-1], np.float64, np.int64, np.uint64, np.complex128, np.dtype(">f4")]
-# Of these Equinox reads none, or not everywhere.
+# Equinox does not read these dtypes, or only in some cases.
 ADDED_DTYPES = [ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.int4]
 
 
 @st.composite
 def numpy_arrays(draw, dtypes):
-    """Arrays of any bits: so with `-0.0`, infinities and NaNs of all payloads among them."""
+    """Arrays of random bits, which include `-0.0`, infinities and NaNs with all payloads."""
     dtype = np.dtype(draw(st.sampled_from(dtypes)))
     shape = draw(st.sampled_from([(), (2,), (2, 1), (0, 3)]))
     num_bytes = int(np.prod(shape)) * dtype.itemsize
@@ -106,7 +106,7 @@ def trees(leaves):
 
 
 def blank(leaf):
-    """A leaf to read such a one into, with nothing of its value in it."""
+    """A leaf of the same type without the value of `leaf`, to read a file into."""
     if isinstance(leaf, jax.Array):
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
     if isinstance(leaf, np.ndarray):

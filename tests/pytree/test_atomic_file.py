@@ -53,7 +53,7 @@ def test_failure_leaves_everything_unchanged(path, old, place, monkeypatch):
     assert not old or path.read_bytes() == b"old"
 
 
-def test_content_is_on_disk_before_it_gets_the_name(path, monkeypatch):
+def test_content_is_synced_before_the_file_is_renamed(path, monkeypatch):
     events = []
 
     def record(name):
@@ -121,7 +121,7 @@ def test_error_names_the_path_that_cannot_be_written(path):
 def test_read_only_file_is_an_error(path, monkeypatch):
     path.write_bytes(b"old")
     path.chmod(0o444)
-    # Root may write any file, so the answer about permissions is replaced.
+    # Root may write any file, so the check of permissions is replaced.
     monkeypatch.setattr(os, "access", lambda *args: False)
     opened = mock.Mock(side_effect=PermissionError)
     monkeypatch.setattr("builtins.open", opened)

@@ -1,6 +1,6 @@
-"""Trees one level at a time, and the check that no node is inside itself or in two places.
+"""`tree_flatten_one_level`, and `tree_check`, which refuses shared nodes and cycles.
 
-A test with the parameter `eqx` runs on Equinox too, and both must agree.
+A test with the parameter `eqx` runs on Equinox and on eqxlike, which must agree.
 """
 
 import re
@@ -22,7 +22,7 @@ TREES = trees_of(st.sampled_from([1, "a", None, jnp.sin]), max_leaves=8)
 
 
 def nodes_of(tree):
-    """The root, and every node with a leaf in it, each with its path."""
+    """The root and all nodes that contain a leaf, with their paths."""
     leaf_paths = [path for path, _ in jtu.tree_leaves_with_path(tree)]
     paths = {path[:length] for path in leaf_paths for length in range(len(path) + 1)} | {()}
     return [(path, follow(tree, path)) for path in sorted(paths, key=jtu.keystr)]
@@ -105,7 +105,7 @@ REFUSE = [
     lambda model: twice([1]),
     lambda model: twice(model(1)),
     lambda model: twice([None]),
-    # Two bound methods of one Module.
+    # Two bound methods of the same Module.
     lambda model: (lambda it: [it.method, it.method])(model(1)),
     lambda model: hold_itself(0),
     lambda model: hold_itself(2),
@@ -124,7 +124,7 @@ def test_check_accepts_trees_and_refuses_shared_nodes_and_cycles(eqx):
 
 @jtu.register_pytree_node_class
 class Fresh:
-    """A node whose children are new at each flattening."""
+    """A node that creates its children each time it is flattened."""
 
     def __init__(self, values):
         self.values = values

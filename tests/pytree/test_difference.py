@@ -1,4 +1,4 @@
-"""Differences between two trees, trees that are no prefix of another, and the messages."""
+"""Messages for differences between trees, and for trees that are not a prefix of another tree."""
 
 import collections
 import dataclasses
@@ -55,7 +55,7 @@ def one_class_of_many():
 PAIR, FOREIGN = "a node of type Pair with", "a node of type Foreign with"
 ORDERED = "a node of type OrderedDict with the keys"
 ONE, TWO = collections.OrderedDict(a=True, b=True), collections.OrderedDict(b=1, a=2)
-# Each as (first, second, path, descriptions of both).
+# Tuples (first, second, path, descriptions of both).
 DIFFERENCES = [
     ({"a": [(1,)]}, {"a": [[1]]}, "['a'][0]", "a tuple of length 1", "a list of length 1"),
     ([[True]], [1], "[0]", "a list of length 1", "a leaf of type int"),
@@ -101,7 +101,7 @@ ARRAYS = [
 ]
 
 
-def test_nodes_that_fit_are_not_entered_and_arrays_fit_by_shape_and_dtype():
+def test_matching_nodes_are_not_traversed_and_arrays_match_by_shape_and_dtype():
     def fits(first, second):
         return True if first is None else None
 
@@ -111,7 +111,7 @@ def test_nodes_that_fit_are_not_entered_and_arrays_fit_by_shape_and_dtype():
         assert find_difference({"a": first}, {"a": second}, same_shape_and_dtype) is None
 
 
-def test_value_that_does_not_fit_an_array_is_described():
+def test_value_that_does_not_match_an_array_is_described():
     for other, text in [
         (jnp.ones(3), "an array of shape (3,) and dtype float32"),
         (jnp.ones(2, int), "an array of shape (2,) and dtype int32"),
@@ -158,10 +158,10 @@ def test_prefix_is_refused_exactly_if_jax_refuses_it(prefix, tree):
         assert pairs(prefix, tree) == expected
 
 
-def test_error_names_the_tree_and_the_place_that_the_prefix_does_not_fit():
+def test_error_names_the_tree_and_the_path_of_the_mismatch():
     with pytest.raises(ValueError, match=r"error: prefix\[0\] is .*, and other\[0\] is a leaf"):
         pairs([[1]], [[2]], [3])
-    # A leaf of the prefix is not entered.
+    # A leaf of the prefix is not traversed.
     trees = [(1,), [2]], [3, 4], [5, 6]
     with pytest.raises(ValueError, match=r"error: prefix\[1\] is .*, and tree\[1\]"):
         pairs(*trees, is_leaf=lambda node: isinstance(node, tuple))

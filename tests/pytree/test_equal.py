@@ -1,4 +1,4 @@
-"""`tree_equal`. A test with the parameter `eqx` runs on Equinox too, and both must agree."""
+"""`tree_equal`. A test with the parameter `eqx` runs on Equinox and eqxlike, which must agree."""
 
 import itertools
 import math
@@ -149,7 +149,7 @@ def test_tracer_counts_as_a_jax_array_but_not_on_equinox():
     assert same(eqxlike, np.ones(2, np.float32)) is False
 
 
-def test_equality_of_no_trees_is_true():
+def test_equality_without_trees_is_true():
     assert tree_equal() is True
     with pytest.raises(IndexError):
         equinox.tree_equal()

@@ -1,6 +1,6 @@
-"""Leaves by predicates and by specifications: `filter`, `partition`, `combine`, `apply_updates`.
+"""Predicates, `filter`, `partition`, `combine` and `apply_updates`.
 
-For any tree and any specification, right or wrong, eqxlike gives the output of Equinox.
+For any tree and any valid or invalid specification, eqxlike gives the output of Equinox.
 """
 
 import functools
@@ -33,7 +33,7 @@ class IntegerLike:
 # --- predicates -----------------------------------------------------------------------------------
 
 
-# Each as (value, is_array, is_array_like, is_inexact_array, is_inexact_array_like).
+# Tuples (value, is_array, is_array_like, is_inexact_array, is_inexact_array_like).
 KINDS = {
     "float32": (jnp.ones(2), True, True, True, True),
     "bfloat16": (jnp.ones(2, jnp.bfloat16), True, True, True, True),
@@ -57,14 +57,14 @@ NAMES = ["is_array", "is_array_like", "is_inexact_array", "is_inexact_array_like
 
 
 @both
-def test_predicates_know_every_kind(eqx):
+def test_predicates_classify_every_kind_of_value(eqx):
     for kind, (value, *expected) in KINDS.items():
         answers = [getattr(eqx, name)(value) for name in NAMES]
         assert all(isinstance(answer, bool) for answer in answers)
         assert (kind, answers) == (kind, expected)
 
 
-# Equinox says no, as NumPy does. JAX takes gradients with respect to all of these.
+# JAX differentiates with respect to these arrays. Equinox and NumPy return `False`.
 @pytest.mark.parametrize("name", ["is_inexact_array", "is_inexact_array_like"])
 def test_numpy_arrays_of_the_floating_point_types_of_jax_are_inexact(name):
     for dtype in (jnp.bfloat16, jnp.float8_e4m3fn):
@@ -73,7 +73,7 @@ def test_numpy_arrays_of_the_floating_point_types_of_jax_are_inexact(name):
         assert [getattr(equinox, name)(array) for array in arrays] == [False, False]
 
 
-# For Equinox it is array-like, and `is_inexact_array_like` raises an error.
+# On Equinox it is array-like, and `is_inexact_array_like` raises an error.
 def test_object_that_opts_out_of_being_an_array_is_not_array_like():
     class NoArray:
         __jax_array__ = None
@@ -100,14 +100,14 @@ IS_LEAF = st.sampled_from(
 
 
 def children_of(node):
-    """The children of a node and how to put others there; no children for a leaf."""
+    """The children and the one-level treedef of a node. A leaf has no children."""
     is_leaf = jtu.all_leaves([node])
     return ([], None) if is_leaf else eqxlike.tree_flatten_one_level(node)
 
 
 @st.composite
 def prefixes(draw, tree, errs=True):
-    """A prefix of `tree`, in about one of three cases with something wrong in it."""
+    """A prefix of `tree`. About one in three contains an error."""
     if errs and draw(st.integers(0, 15)) == 0:
         return draw(WRONG_SPECS)
     children, treedef = children_of(tree)
@@ -118,7 +118,7 @@ def prefixes(draw, tree, errs=True):
 
 @st.composite
 def changed(draw, tree):
-    """`tree` with some leaves taken out, others put in, and seldom another structure."""
+    """`tree` with some leaves removed or replaced, and sometimes with another structure."""
     if draw(st.integers(0, 15)) == 0:
         return draw(TREES)
     children, treedef = children_of(tree)
@@ -128,7 +128,7 @@ def changed(draw, tree):
 
 
 def for_library(spec, eqx):
-    """The specification with the predicates of one library in the place of their names."""
+    """Replaces the names of predicates by the predicates of one library."""
     return jtu.tree_map(lambda leaf: getattr(eqx, leaf) if leaf in NAMES else leaf, spec)
 
 
@@ -163,7 +163,7 @@ def test_combine_agrees_with_equinox(data, tree, is_leaf):
 def test_apply_updates_agrees_with_equinox(data, tree):
     updates = jtu.tree_map(lambda leaf: None if callable(leaf) else leaf, data.draw(changed(tree)))
 
-    # New leaves: their values count, not which objects they are.
+    # Compares the values of new leaves instead of their identity.
     check_same_output(lambda eqx: eqx.apply_updates(tree, updates), see=repr)
 
 
@@ -176,13 +176,13 @@ def test_predicate_may_return_any_value_with_a_truth_value(eqx):
         assert eqx.filter([1, 0], lambda leaf, answer=answer: answer(leaf)) == [1, None]
 
 
-def test_predicate_that_returns_none_says_no():
+def test_predicate_may_return_none_for_false():
     assert eqxlike.filter([1, 2], lambda leaf: None) == [None, None]
     with pytest.raises(ValueError, match="structure error"):
         equinox.filter([1, 2], lambda leaf: None)
 
 
-def test_error_of_a_wrong_specification_says_where():
+def test_error_of_a_wrong_specification_names_the_path():
     def predicate(leaf):
         raise ValueError("mine")
 
@@ -216,7 +216,7 @@ def test_class_or_dtype_is_not_a_predicate():
 # --- combine ------------------------------------------------------------------------------------
 
 
-def test_error_of_combine_says_where_the_trees_do_not_fit():
+def test_error_of_combine_names_the_path_of_the_mismatch():
     expected = r"pytrees\[0\]\['a'\] is a list .* and pytrees\[2\]\['a'\] is a leaf of type int"
     with pytest.raises(ValueError, match=expected):
         eqxlike.combine({"a": [1]}, {"a": [None]}, {"a": 2})
@@ -228,7 +228,7 @@ def test_error_of_combine_says_where_the_trees_do_not_fit():
 
 
 @both
-def test_update_is_not_cast_and_none_stands_for_a_whole_subtree(eqx):
+def test_update_is_not_cast_and_none_may_replace_a_whole_subtree(eqx):
     assert eqx.apply_updates([[1, 2], 3], [None, 1]) == [[1, 2], 4]
     updated = eqx.apply_updates(np.ones(2), np.ones(2))
     assert (type(updated), updated.tolist()) == (np.ndarray, [2, 2])
@@ -236,7 +236,7 @@ def test_update_is_not_cast_and_none_stands_for_a_whole_subtree(eqx):
         eqx.apply_updates(jnp.ones(2, jnp.bfloat16), jnp.ones(2))
 
 
-def test_error_names_the_place_of_an_update_that_does_not_fit():
+def test_error_names_the_path_of_a_mismatched_update():
     model = {"a": [jnp.ones(2), jnp.ones(3)], "b": jnp.ones(2)}
     updates = {"a": [jnp.ones(2), jnp.ones(2)], "b": None}
     with pytest.raises(TypeError, match=r"The update of model\['a'\]\[1\] could not"):

@@ -1,4 +1,4 @@
-"""Filters, gradients and updates do not train frozen arrays."""
+"""Filters, gradients and updates exclude frozen arrays."""
 
 import jax
 import jax.numpy as jnp
@@ -29,7 +29,7 @@ CHOOSE_ALL = [
 
 @pytest.fixture(scope="module")
 def model():
-    """The first layer is frozen, the second is not."""
+    """A model whose first layer is frozen and whose second layer is not."""
     model = nn.MLP(2, "scalar", 4, 1, activation=jnp.tanh, key=jax.random.key(0))
     return nn.freeze(model, lambda model: model.layers[0])
 
@@ -39,7 +39,7 @@ def is_kept(tree):
 
 
 @pytest.mark.parametrize("is_traced", [False, True], ids=["plain", "traced"])
-def test_filter_for_trained_arrays_leaves_out_frozen_arrays(is_traced, model):
+def test_filter_for_trained_arrays_excludes_frozen_arrays(is_traced, model):
     def check(model):
         for spec in CHOOSE_TRAINED:
             assert is_kept(eqx.filter(model, spec)) == [False, True]
@@ -73,13 +73,13 @@ def test_predicate_sees_frozen_numpy_arrays_as_numpy_arrays(model):
     assert is_kept(eqx.filter(scalar, lambda leaf: eqx.is_inexact_array(leaf))) == [False, True]
 
 
-def test_boolean_specification_selects_frozen_arrays_too(model):
+def test_boolean_specification_also_selects_frozen_arrays(model):
     mask = jax.tree.map(eqx.is_inexact_array, model)
     assert is_kept(eqx.filter(model, mask)) == [True, True]
     assert eqx.tree_equal(eqx.filter(model, True), model)
 
 
-def test_predicate_decides_about_frozen_integers():
+def test_predicate_may_select_frozen_integers():
     class Table(eqx.Module):
         index: jax.Array
         weight: jax.Array
@@ -89,7 +89,7 @@ def test_predicate_decides_about_frozen_integers():
     assert (kept.index is not None, kept.weight) == (True, None)
 
 
-def test_is_leaf_never_sees_the_mark_of_a_frozen_array(model):
+def test_is_leaf_is_not_called_with_the_marker_of_a_frozen_array(model):
     def is_leaf(node):
         return not isinstance(node, eqx.Module | tuple)
 
@@ -103,7 +103,7 @@ def test_predicate_that_reads_values_is_an_error_that_names_the_fix(model):
     assert "an array of integers instead of a frozen array" in caught.value.__notes__[-1]
 
 
-def test_predicate_sees_only_the_leaves_of_a_model_without_frozen_arrays(model):
+def test_predicate_is_called_once_for_each_leaf_of_a_model_without_frozen_arrays(model):
     asked, other = [], nn.Linear(2, 2, key=jax.random.key(0))
     eqx.filter(other, asked.append)
     assert [id(leaf) for leaf in asked] == [id(leaf) for leaf in jax.tree.leaves(other)]
@@ -111,7 +111,7 @@ def test_predicate_sees_only_the_leaves_of_a_model_without_frozen_arrays(model):
 
 @eqx.filter_jit
 def step(model, spec):
-    """The gradient with respect to what `spec` chooses, and the model after one step."""
+    """The gradient with respect to the leaves that `spec` selects, and the updated model."""
     trained, rest = eqx.partition(model, spec)
     gradient = jax.grad(lambda part: eqx.combine(part, rest)(jnp.ones(2)) ** 2)(trained)
     return gradient, eqx.combine(eqx.apply_updates(trained, gradient), rest)
@@ -123,7 +123,7 @@ def assert_only_the_second_layer_changed(before, after):
 
 
 @pytest.mark.parametrize("has_mask", [False, True], ids=["is_array", "mask"])
-def test_updates_leave_a_frozen_array_that_was_differentiated(has_mask, model):
+def test_updates_do_not_change_a_frozen_array_with_a_gradient(has_mask, model):
     mask = jax.tree.map(eqx.is_inexact_array, model)
     gradient, after = step(model, mask if has_mask else eqx.is_array)
     assert is_kept(gradient) == [True, True]

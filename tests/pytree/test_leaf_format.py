@@ -1,4 +1,4 @@
-"""Leaves in files. A test with the parameter `eqx` runs on Equinox too, and both must agree."""
+"""Leaves in files. Tests with the parameter `eqx` run on Equinox and eqxlike, which must agree."""
 
 import contextlib
 import functools
@@ -39,7 +39,7 @@ def test_leaves_other_than_numbers_and_arrays_are_skipped(eqx):
         assert written(eqx, jax.ShapeDtypeStruct((), dtype)) == b""
 
 
-# Each as (written value, leaf of the type to read).
+# Tuples (written value, leaf of the type to read).
 OTHER_TYPES = [
     (jnp.array(1.5), np.float32(0)),
     (np.ones(2, np.float32), jnp.zeros(2)),
@@ -54,7 +54,7 @@ OTHER_TYPES = [
 
 
 @both
-def test_type_is_the_type_of_like(eqx):
+def test_leaf_has_the_type_of_like(eqx):
     class Steps(int):
         pass
 
@@ -106,7 +106,7 @@ def test_array_is_not_read_as_numpy_scalar_nor_subclass_of_arrays(eqx):
 def dtypes_of_jax():
     """Every dtype of `jax.numpy` that the backend supports, which depends on its version."""
     taken = set()
-    # The check of reused keys changes the errors.
+    # The check for reused keys changes the errors.
     with jax.enable_x64(True), jax.debug_key_reuse(False):
         for kind in vars(jnp).values():
             if isinstance(kind, type(jnp.float32)):
@@ -136,7 +136,7 @@ def test_leaf_of_each_dtype_of_jax_is_read_only_from_its_own_dtype(make, blank):
             value = make(one.astype(dtype))
             data = written(eqxlike, {"a": value})
             assert bits(read(eqxlike, data, {"a": blank(value)})["a"]) == bits(value)
-            # Compared with some others: all that are near in size or by name.
+            # Compares with dtypes of similar sizes or names.
             others = {*dtypes[place - 3 : place], dtypes[place - 10]}
             for other in others - {dtype}:
                 with pytest.raises(RuntimeError) as caught:
@@ -168,7 +168,7 @@ def test_error_names_a_dtype_that_jax_does_not_support():
             through_file(np.zeros(2, dtype), jnp.zeros(2))
     # JAX supports numbers of the other byte order.
     assert through_file(np.array([1, 2], ">i4"), jnp.zeros(2, int)).tolist() == [1, 2]
-    # A structured array that looks like the record of a dtype is read as it was written.
+    # A structured array that looks like the record of a dtype is read back unchanged.
     array = np.zeros(2, [("int4", "V1")])
     assert bits(through_file(array, array)) == bits(array)
 
@@ -221,7 +221,7 @@ def test_sharded_array_is_read_into_the_same_shards():
     assert through_file(keys, keys).sharding == sharding
 
 
-def test_array_on_a_device_is_read_onto_that_device():
+def test_array_on_a_device_is_read_to_that_device():
     like = jax.device_put(jnp.zeros(2), jax.devices()[1])
     assert through_file(jnp.ones(2), like).devices() == {jax.devices()[1]}
     # An array without a device stays uncommitted.
@@ -252,7 +252,7 @@ def test_nothing_is_unpickled(data, monkeypatch):
         with pytest.raises(RuntimeError):
             read(eqxlike, data, like)
     assert os.environ["EQXLIKE_TEST_OF_PICKLES"] == ""
-    # It would have run.
+    # With `allow_pickle=True` the code runs.
     np.load(io.BytesIO(object_array()), allow_pickle=True)
     assert os.environ["EQXLIKE_TEST_OF_PICKLES"] == "was run"
 
@@ -265,7 +265,7 @@ def test_leaf_that_numpy_would_pickle_is_not_written():
             written(eqxlike, {"a": leaf})
 
 
-def test_stream_may_give_few_bytes_at_once_but_no_text():
+def test_stream_may_return_few_bytes_at_once_but_no_text():
     for size in (1, 5):
         whole = io.BytesIO(written(eqxlike, np.arange(9)))
         read_few = lambda count, size=size, whole=whole: whole.read(min(count, size))

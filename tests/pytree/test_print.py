@@ -1,4 +1,4 @@
-"""Printing. A test with the parameter `eqx` runs on Equinox too, and both must agree."""
+"""Printing. A test with the parameter `eqx` runs on Equinox and on eqxlike, which must agree."""
 
 import dataclasses
 import re
@@ -54,7 +54,7 @@ OPTIONS = [
 
 @pytest.mark.parametrize("options", OPTIONS, ids="-".join)
 def test_text_agrees_with_equinox(options):
-    # See below for the indentation of a partial.
+    # `test_jax_partial_is_indented_like_other_nodes` tests partials.
     for sample in SAMPLES if "indent" in options else [*SAMPLES, PARTIAL]:
         texts = [eqx.tree_pformat(sample, **options) for eqx in (eqxlike, equinox)]
         assert without_addresses(texts[0]) == without_addresses(texts[1])
@@ -122,7 +122,7 @@ def test_tracer_prints_like_its_array(eqx):
     assert texts == ["[f32[3]]", "[f32[2]]", "[bf16[3]]"]
 
 
-# Equinox indents a partial by two spaces, whatever `indent` is.
+# Equinox ignores `indent` and indents a partial by two spaces.
 def test_jax_partial_is_indented_like_other_nodes():
     text = tree_pformat(PARTIAL, width=1, indent=4)
     assert text.splitlines()[1:3] == ["    func=<built-in function max>,", "    args=("]

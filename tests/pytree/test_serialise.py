@@ -1,4 +1,4 @@
-"""Trees in files. A test with the parameter `eqx` runs on Equinox too, and both must agree."""
+"""Trees in files. A test with the parameter `eqx` runs on Equinox and eqxlike, which must agree."""
 
 import functools
 import io
@@ -94,7 +94,7 @@ def test_trees_in_one_open_file_are_read_one_after_another(eqx, tmp_path):
         assert not file.read()
 
 
-def test_any_object_with_the_method_is_a_file_and_any_path_like_a_path(tmp_path):
+def test_any_object_with_the_method_is_a_file_and_path_like_objects_are_paths(tmp_path):
     class Path:
         def __fspath__(self):
             return str(tmp_path / "model")
@@ -170,13 +170,13 @@ def test_filter_spec_gets_nodes_that_is_leaf_chooses(eqx):
     filter_spec = lambda file, leaf: (leaf, "new")[:1] if isinstance(leaf, tuple) else leaf
     found = read(eqx, b"", tree, filter_spec=filter_spec, is_leaf=is_leaf)
     assert jtu.tree_leaves(found) == jtu.tree_leaves(tree)
-    # A prefix may still name functions for their children.
+    # A prefix may contain functions for the children of such nodes.
     given.clear()
     written(eqx, tree, **{**options, "filter_spec": [(options["filter_spec"], skip), skip, skip]})
     assert given == [1]
 
 
-def test_error_of_a_wrong_filter_spec_says_where():
+def test_error_of_a_wrong_filter_spec_names_the_path():
     place = r"filter_spec\['a'\] is a list .* and {}\['a'\] is a leaf of type int"
     with pytest.raises(ValueError, match=place.format("pytree")):
         written(eqxlike, {"a": 1}, filter_spec={"a": [skip]})
@@ -200,7 +200,7 @@ def test_error_in_filter_spec_is_the_cause_of_a_runtime_error(eqx):
         assert isinstance(cause, KeyError)
 
 
-# --- files that do not fit ----------------------------------------------------------------------
+# --- mismatched files ---------------------------------------------------------------------------
 
 WHOLE = written(eqxlike, TREE)
 NEXT = len(written(eqxlike, PAIR))
@@ -227,7 +227,7 @@ def test_error_names_both_shapes_or_dtypes():
         (np.ones(3), np.ones(2), "ndarray of shape (2,)", "ndarray of shape (3,)"),
         (jnp.ones(2), jax.ShapeDtypeStruct((3,), np.float32), "JAX array of shape (3,)", "(2,)"),
     ]:
-        # The first leaf that differs is named, though the next would fit no better.
+        # The error names only the first leaf that differs.
         data = written(eqxlike, {"a": [value, 3]})
         with pytest.raises(RuntimeError) as caught:
             read(eqxlike, data, {"a": [like, 3]})

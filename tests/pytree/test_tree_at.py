@@ -1,4 +1,4 @@
-"""Laws and errors of `tree_at`, and short programs that compare it with Equinox."""
+"""Laws and errors of `tree_at`, and short programs that compare `tree_at` with Equinox."""
 
 import collections
 from typing import Any
@@ -25,7 +25,7 @@ def is_none(node):
 
 @st.composite
 def trees_with_paths(draw, num_paths=1):
-    """A tree, and paths to separate nodes of the tree."""
+    """A tree, and paths of disjoint nodes."""
     tree = draw(TREES)
     paths = [path for path, _ in jtu.tree_leaves_with_path(tree)]
     assume(len(paths) >= num_paths)
@@ -91,7 +91,7 @@ def pair(tree):
 
 ARRAY = jnp.ones(2)
 TWO_NONE = [None, Pair(1, None)]
-# Each as (where, pytree, replace, the error, its message).
+# Tuples (where, pytree, replace, error, message).
 ERRORS = [
     (pair, [1, 2], (5,), ValueError, "same length as `replace`: it returned 2, and .* has 1"),
     (
@@ -174,7 +174,7 @@ def test_where_must_not_change_the_tree(change):
         tree_at(where, {"a": 1, "b": [2], "empty": (), "none": None}, 5)
 
 
-def test_changes_by_where_do_not_reach_the_tree_of_the_caller():
+def test_changes_by_where_do_not_change_the_tree_of_the_caller():
     tree, calls = [1, 2], []
 
     def where(tree):
@@ -187,7 +187,7 @@ def test_changes_by_where_do_not_reach_the_tree_of_the_caller():
     assert tree == [1, 2]
 
 
-# Functions of a tree of 0, an array and `None`, whose choice depends on the leaves.
+# Functions of the tree `[0, array, None]` whose choice depends on the leaves.
 DEPENDENT = [
     lambda tree: tree[0] if tree[0] else tree[1],
     lambda tree: tree[0] if tree[0] == 0 else tree[1],
@@ -197,7 +197,7 @@ DEPENDENT = [
 
 
 @both
-def test_choosing_by_the_values_of_leaves_is_an_error(eqx):
+def test_where_must_not_depend_on_the_values_of_leaves(eqx):
     for where in DEPENDENT:
         with pytest.raises(ValueError, match="`where` must not depend on the leaves"):
             eqx.tree_at(where, [0, ARRAY, None], replace_fn=lambda node: 5, is_leaf=is_none)
@@ -237,7 +237,7 @@ def copied(tree):
     return jtu.tree_map(lambda leaf: leaf, tree)
 
 
-# Programs with the same output, or an error of the same type.
+# Programs with the same output, or with an error of the same type.
 AGREE = {
     "two nodes as a list": lambda e: e.tree_at(lambda t: [t[0], t[1]], [1, 2, 3], [5, 6]),
     "all leaves": lambda e: e.tree_at(jtu.tree_leaves, [1, [2]], replace_fn=double),
@@ -267,7 +267,7 @@ AGREE = {
 def end_of(program, library):
     """The text of the output of a program, or the type of its error.
 
-    Warnings do not count: Equinox lets JAX warn of iterators that are taken for leaves.
+    Ignores warnings: on Equinox, JAX warns if an iterator is a leaf.
     """
     found = output(lambda eqx: repr(program(eqx)), library)
     return found.raised or found.returned
@@ -287,7 +287,7 @@ def put_five(tree):
 
 
 LACKS_KEY = collections.defaultdict(list, a=2)
-# Each as (program, output on Equinox, output on eqxlike).
+# Tuples (program, output on Equinox, output on eqxlike).
 DIFFER = [
     (lambda e: e.tree_at(put_five, [1, 2], 7), TypeError, ValueError),
     (lambda e: dict(e.tree_at(lambda t: t["z"], LACKS_KEY, 5)), "{'a': 2, 'z': 5}", ValueError),

@@ -1,4 +1,4 @@
-"""Trees of containers of Python, namedtuples and Modules, drawn by hypothesis."""
+"""Hypothesis strategies for trees of Python containers, namedtuples and Modules."""
 
 from typing import Any, NamedTuple
 
@@ -20,7 +20,7 @@ class Pair(eqxlike.Module):
 
 
 def containers(trees: Any, max_size: int = 3) -> Any:
-    """Containers with `trees` in them."""
+    """Containers of `trees`."""
     return (
         st.lists(trees, max_size=max_size)
         | st.lists(trees, max_size=max_size).map(tuple)
@@ -31,12 +31,12 @@ def containers(trees: Any, max_size: int = 3) -> Any:
 
 
 def trees_of(leaves: Any, max_leaves: int = 10, max_size: int = 3) -> Any:
-    """Trees with these leaves."""
+    """Trees of `leaves`."""
     return st.recursive(leaves, lambda trees: containers(trees, max_size), max_leaves=max_leaves)
 
 
 def follow(tree: Any, path: tuple[Any, ...]) -> Any:
-    """The node at a path."""
+    """The node of `tree` at a path."""
     for key in path:
         match key:
             case jtu.GetAttrKey(name):

@@ -1,4 +1,4 @@
-"""Reads the files of TensorBoard: records with checksums, each an event.
+"""Reads TensorBoard's event files. Each record is an event with checksums.
 
 The format: https://www.tensorflow.org/tutorials/load_data/tfrecord.
 """
@@ -11,8 +11,8 @@ from tensorboardX.proto.event_pb2 import Event, SessionLog
 
 
 def scalars(folder: pathlib.Path) -> dict[str, list[tuple[int, float]]]:
-    """For each tag its steps and values, in the order of the files' names, as TensorBoard shows
-    them: where a session starts at a step, what came before it of that step or later is gone.
+    """The steps and values of each tag, as TensorBoard shows them. Files are read in the order of
+    their names. If a session starts at a step, earlier values of that and later steps are removed.
     """
     found: dict[str, list[tuple[int, float]]] = {}
     for path in sorted(folder.iterdir()):
@@ -30,6 +30,6 @@ def scalars(folder: pathlib.Path) -> dict[str, list[tuple[int, float]]]:
 def _records(data: bytes) -> Iterator[bytes]:
     while data:
         (length,) = struct.unpack_from("<Q", data)
-        # A checksum follows the length, and another one follows the event.
+        # One checksum follows the length, and another follows the event.
         yield data[12 : 12 + length]
         data = data[16 + length :]

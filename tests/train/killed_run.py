@@ -1,4 +1,4 @@
-"""A training with dropout that saves itself. `python killed_run.py FOLDER` kills itself in it."""
+"""A training with checkpoints and dropout. `python killed_run.py FOLDER` kills itself during it."""
 
 import os
 import signal
@@ -13,7 +13,7 @@ from eqxlike import nn, train
 
 
 class Kill(train.Callback):
-    """Ends the process at once, while the checkpoint of the third moment is being written."""
+    """Kills the process while the third checkpoint is being written."""
 
     every = 5
 
@@ -33,7 +33,7 @@ STEP = train.make_step(loss, OPTIMISER)
 
 
 def main(folder, *callbacks):
-    """The result of the run, from wherever it was; without a folder nothing is saved."""
+    """Runs or resumes the training, and returns its result. Without a folder nothing is saved."""
     key = jax.random.key(0)
     model = nn.Sequential([nn.Dropout(0.5), nn.Linear(3, "scalar", key=key)])
     state = train.TrainState.create(model, OPTIMISER, key=key)
@@ -43,7 +43,7 @@ def main(folder, *callbacks):
         STEP,
         train.minibatches((x, x.sum(axis=1)), 4, seed=0),
         num_steps=30,
-        # Of five steps between two checkpoints four are in one call, and one in another.
+        # The five steps between two checkpoints take a call of four steps and a call of one step.
         steps_per_call=4,
         callbacks=[] if folder is None else [train.Checkpoint(folder, every=5), *callbacks],
         resume_from=folder,

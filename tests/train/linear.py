@@ -1,4 +1,4 @@
-"""A small model, its data and its step, for tests of trainings."""
+"""A small model, its data and its training step."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Batches with arrays of other libraries: they are converted once, or refused with the path."""
+"""Batches with arrays of other libraries are converted once, or refused with the path."""
 
 import collections
 import itertools
@@ -26,7 +26,7 @@ class Foreign:
 
 @pytest.fixture
 def run():
-    """`fit` over batches, and how often the loss was traced."""
+    """A function that calls `fit` and returns its result and the number of traces of the loss."""
     optimiser, traced = optax.sgd(0.1), []
 
     def loss(model, batch, key):
@@ -47,7 +47,7 @@ def run():
 
 def test_arrays_of_any_library_are_converted_and_traced_once(run):
     expected, _ = run([{"x": x} for x in X])
-    # Data that differ from batch to batch, next to a flag that does not.
+    # The data differ between batches, and the flag does not.
     forms = [
         lambda i, x: x.tolist(),
         lambda i, x: {"x": x.tolist(), "labels": [i, True], "is_training": True, "by": "rows"},
@@ -84,7 +84,7 @@ def test_leaves_that_are_not_arrays_are_refused_with_their_path_or_warn(run):
     numbered = [{"x": x, "index": i} for i, x in enumerate(X)]
     with pytest.warns(UserWarning, match=r"batch\['index'\] is 3 in this batch, not an array"):
         run(numbered)
-    # A step that is called by itself cannot convert them.
+    # A step that is called without `fit` cannot convert them.
     expected = "The step expected a batch of arrays, but batch"
     for batch, path in [
         ({"x": X[0].tolist()}, r"\['x'\] is a list"),

@@ -1,4 +1,4 @@
-"""The auxiliary outputs of a loss in the logs of a run."""
+"""The auxiliary outputs of a loss in the logs."""
 
 import io
 import json
@@ -16,7 +16,7 @@ from tests.train.linear import make_state
 
 OPTIMISER = optax.sgd(0.1)
 BATCHES = [np.full((4, 2), value, np.float32) for value in (1, 2, np.nan, 4, 5, 6, 7)]
-# By log, after 2, 4, 6 and 7 steps; the third step is skipped.
+# The values of the logs after 2, 4, 6 and 7 steps. The third step is skipped.
 MEANS = [1.5, 4.0, 5.5, 7.0]
 
 

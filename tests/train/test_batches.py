@@ -1,4 +1,4 @@
-"""Minibatches, and batches that are made and moved ahead of time."""
+"""`minibatches`, and `prefetch`, which makes and moves batches ahead of time."""
 
 import contextvars
 import gc
@@ -25,7 +25,7 @@ SIZES = st.integers(1, 30).flatmap(lambda n: st.tuples(st.just(n), st.integers(1
 
 
 @given(SIZES, st.integers(0, 1000))
-def test_epochs_hold_no_example_twice_and_keep_shapes_dtypes_and_rows(sizes, seed):
+def test_epochs_have_each_example_at_most_once_and_keep_shapes_dtypes_and_rows(sizes, seed):
     length, batch_size = sizes
     x = np.arange(2 * length, dtype=np.float32).reshape(length, 2)
     batches = minibatches({"x": x, "y": np.arange(length, dtype=np.int8)}, batch_size, seed=seed)
@@ -58,7 +58,7 @@ POISONED = np.zeros((5, 2), np.float32)
 POISONED[3, 1] = POISONED[4, 0] = np.inf
 
 
-def test_data_and_settings_that_do_not_fit_are_refused_at_once():
+def test_bad_data_and_settings_are_refused_immediately():
     at_least = "must be an integer of at least"
     size, seed = f"batch_size {at_least} 1", f"seed {at_least} 0"
     for (arrays, batch_size, *seeds), message in [
@@ -94,12 +94,12 @@ def test_data_and_settings_that_do_not_fit_are_refused_at_once():
 
 
 def test_seek_continues_at_a_position():
-    """Two batches an epoch: the position is one in an epoch, or at its end."""
+    """Tests positions within an epoch of two batches and at its end."""
     for number in (0, 1, 2, 3, 7):
         batches = minibatches(np.arange(7), 3, seed=1)
         taken(batches, number)
         position = batches.position
-        # As a file would hold it.
+        # The position is stored as JSON.
         text = json.dumps(position)
         expected = taken(batches, 6)
         assert json.dumps(position) == text
@@ -109,7 +109,7 @@ def test_seek_continues_at_a_position():
             assert taken(each, 6) == expected
 
 
-def test_a_position_that_does_not_fit_is_refused_and_nothing_moves():
+def test_wrong_position_is_refused_and_the_position_does_not_change():
     batches = minibatches(np.arange(7), 3, seed=1)
     taken(batches, 3)
     before = batches.position
@@ -138,7 +138,7 @@ def test_a_position_that_does_not_fit_is_refused_and_nothing_moves():
     assert taken(batches, 6) == expected
 
 
-# --- ahead of time ---
+# --- prefetch ---
 
 
 def num_threads():
@@ -160,7 +160,7 @@ def stream():
 
 
 class Slow:
-    """A stream of batches that each take long enough for a thread."""
+    """A stream whose batches take so long that `prefetch` starts a thread."""
 
     def __init__(self, batches):
         self._batches, self._lock, self.threads = iter(batches), threading.Lock(), []
@@ -169,7 +169,7 @@ class Slow:
         return self
 
     def __next__(self):
-        # It is never called by two threads at once.
+        # Two threads never call this method at the same time.
         assert self._lock.acquire(blocking=False)
         try:
             self.threads.append(threading.current_thread().name)
@@ -183,7 +183,7 @@ class Slow:
 
 
 @pytest.mark.parametrize("source", [stream, lambda: Slow(stream())])
-def test_batches_and_positions_equal_those_of_the_stream(source):
+def test_batches_and_positions_equal_the_source(source):
     own = stream()
     with train.prefetch(source(), 3) as ahead:
         start, first = ahead.position, []
@@ -192,12 +192,12 @@ def test_batches_and_positions_equal_those_of_the_stream(source):
             batch = next(ahead)
             jax.tree.map(np.testing.assert_array_equal, batch, next(own))
             first.append(np.asarray(batch[0]))
-        # What was made ahead is thrown away.
+        # `seek` discards the prefetched batches.
         ahead.seek(start)
         np.testing.assert_array_equal([next(ahead)[0] for _ in range(6)], first)
 
 
-def test_arrays_go_to_the_given_sharding_and_other_leaves_stay():
+def test_arrays_are_moved_to_the_sharding_and_other_leaves_are_unchanged():
     names = object()
     batch = {"x": np.ones(2), "y": jnp.ones(4), "name": "a", "count": 3, "none": None, "of": names}
     split = train.data_parallel().batch
@@ -210,7 +210,7 @@ def test_arrays_go_to_the_given_sharding_and_other_leaves_stay():
 
 
 @pytest.mark.parametrize("ready", [[np.ones(2)] * 3, (np.ones(2),) * 3, stream()])
-def test_batches_that_are_ready_have_a_thread_only_to_be_placed(ready):
+def test_existing_batches_need_a_thread_only_for_placement(ready):
     with train.prefetch(ready) as ahead:
         assert all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(next(ahead)))
         assert num_threads() == 0
@@ -221,7 +221,7 @@ def test_batches_that_are_ready_have_a_thread_only_to_be_placed(ready):
             assert all(isinstance(leaf, jax.Array) == (sharding is not None) for leaf in leaves)
 
 
-def test_a_source_sees_the_context_of_the_caller_in_the_thread():
+def test_source_in_the_thread_has_the_context_of_the_caller():
     variable = contextvars.ContextVar("variable", default=0)
     variable.set(1)
     source = Slow(np.full(1, variable.get()) for _ in range(4))
@@ -229,8 +229,8 @@ def test_a_source_sees_the_context_of_the_caller_in_the_thread():
     assert set(source.threads) == {"eqxlike-prefetch"}
 
 
-def test_a_stream_may_write_each_batch_into_the_same_array():
-    # XLA takes over memory only where 64 bytes divide its address.
+def test_stream_may_write_all_batches_to_the_same_array():
+    # XLA only aliases memory whose address is a multiple of 64 bytes.
     numbers = np.zeros(64 + 16, np.float32)
     start = -numbers.ctypes.data % 64 // 4
     buffer = numbers[start : start + 64]
@@ -245,7 +245,7 @@ def test_a_stream_may_write_each_batch_into_the_same_array():
         assert [float(batch[-1]) for batch in ahead] == [0, 1, 2]
 
 
-def test_at_most_size_batches_are_made_ahead():
+def test_at_most_size_batches_are_prefetched():
     size, made, all_made = 3, [], threading.Event()
 
     def source():
@@ -258,13 +258,13 @@ def test_at_most_size_batches_are_made_ahead():
     with train.prefetch(Slow(source()), size) as ahead:
         assert int(next(ahead)) == 0
         assert all_made.wait(5)
-        # The thread waits for room.
+        # The thread waits until a batch is read.
         assert not ahead._ahead.room.acquire(timeout=0.1)
         assert made == list(range(size + 1))
         assert [int(next(ahead)) for _ in range(5)] == [1, 2, 3, 4, 5]
 
 
-def test_an_exception_is_raised_at_its_batch_with_its_traceback():
+def test_exception_of_a_batch_is_raised_at_that_batch_with_its_traceback():
     def source():
         yield np.zeros(1)
         raise OSError("the disk is gone")
@@ -278,7 +278,7 @@ def test_an_exception_is_raised_at_its_batch_with_its_traceback():
         next(ahead)
 
 
-def test_the_thread_ends_with_the_loop_with_fit_and_at_close():
+def test_thread_ends_with_the_loop_with_fit_and_with_close():
     def has_ended():
         gc.collect()
         return num_threads() == 0
@@ -312,7 +312,7 @@ def test_close_does_not_wait_for_a_source_that_hangs():
     next(ahead)
     thread = ahead._ahead.thread
     join = thread.join
-    # `close` waits for up to a second. A twentieth is enough here.
+    # `close` waits for at most a second. A twentieth is enough in this test.
     thread.join = lambda timeout: join(timeout / 20)
 
     def rest():
@@ -336,9 +336,9 @@ def test_unread_batches_are_freed():
     assert gone() is None
 
 
-def test_a_stream_without_positions_has_none_and_a_size_is_a_positive_integer():
+def test_position_of_a_plain_iterator_is_none_and_size_must_be_a_positive_integer():
     x = np.arange(3, dtype="f4")
-    # Arrays of another order of bytes are converted.
+    # Arrays with another byte order are converted.
     with train.prefetch(iter([x, x.astype(">f4")])) as ahead:
         assert ahead.position is None
         with pytest.raises(TypeError, match="list_iterator has no `seek`"):
@@ -352,7 +352,7 @@ def test_a_stream_without_positions_has_none_and_a_size_is_a_positive_integer():
 def test_arrays_are_placed_explicitly_in_the_context_of_the_caller():
     device = jax.devices()[1]
     before = jax.config.jax_transfer_guard_host_to_device
-    # For all threads, unlike the context of that name.
+    # This setting applies to all threads, unlike the context manager of the same name.
     jax.config.update("jax_transfer_guard_host_to_device", "disallow")
     try:
         with jax.enable_x64(True), jax.debug_nans(True):
@@ -363,7 +363,7 @@ def test_arrays_are_placed_explicitly_in_the_context_of_the_caller():
     assert np.isnan(array).all()
 
 
-def test_batches_go_to_an_accelerator_and_stay_in_numpy_on_a_cpu(monkeypatch):
+def test_batches_are_moved_to_an_accelerator_and_stay_in_numpy_on_a_cpu(monkeypatch):
     batches = [np.arange(3.0, dtype=np.float32), np.ones(2, np.float32)]
     with train.prefetch(batches) as ahead:
         assert [type(batch) for batch in ahead] == [np.ndarray, np.ndarray]

@@ -1,4 +1,4 @@
-"""Batches of the loaders of other libraries, and the position that a resumed run continues at."""
+"""Batches from loaders of other libraries, and positions for resumed runs."""
 
 import functools
 import itertools
@@ -15,13 +15,13 @@ from tests.train.linear import make_state, make_step
 
 LENGTH = 4
 ARRAYS = np.random.default_rng(0).normal(size=(3, LENGTH, 3, 2)).astype("f")
-"""By epoch and place in it."""
+"""The batches, indexed by epoch and position in the epoch."""
 
 
 class Loader:
-    """Batches in another order in each epoch, if `set_epoch` is called.
+    """A loader whose epochs differ if `set_epoch` is called.
 
-    `num_drawn` counts the batches that it made.
+    `num_drawn` is the number of batches that it has made.
     """
 
     def __init__(self):
@@ -47,7 +47,7 @@ class Sampled(Loader):
 
 
 class OfHuggingFace(Loader):
-    """With a state like `datasets.IterableDataset`, of arrays and numbers of NumPy too."""
+    """Has a state like `datasets.IterableDataset`, with NumPy arrays and numbers."""
 
     def __init__(self):
         super().__init__()
@@ -69,7 +69,7 @@ class OfHuggingFace(Loader):
 
 
 class OfGrain(Loader):
-    """With a state of its iterator, in bytes, like `grain.DataLoader`."""
+    """Its iterator has a state in bytes, like the iterator of `grain.DataLoader`."""
 
     def __iter__(self):
         return GrainIterator(self)
@@ -97,7 +97,7 @@ class GrainIterator:
 
 
 class Unsaved(Loader):
-    """With a state that JSON cannot hold: as good as none."""
+    """Has a state that JSON does not support, so that the state is ignored."""
 
     def state_dict(self):
         return {"function": print}
@@ -114,7 +114,7 @@ def flat():
     return itertools.chain(*ARRAYS)
 
 
-# A function that makes a source, and the number of batches that `seek` draws after six batches.
+# Pairs of a function that makes a source, and the batches that `seek` draws after six batches.
 SOURCES = {
     "loader": (Loader, 6),
     "sampler": (Sampled, 6),
@@ -174,7 +174,7 @@ def test_epochs_bounds_the_batches():
     assert count(lambda: flat()) == (50, False)
 
 
-def test_columns_and_convert_choose_what_becomes_arrays():
+def test_columns_and_convert_select_what_becomes_arrays():
     raw = {"x": [[1, 2], [3, 4]], "n": 2, "text": ["a", "b"], "y": np.ones(2)}
 
     def first(**options):
@@ -225,7 +225,7 @@ def test_sources_and_batches_that_are_not_numbers_are_refused_with_their_path(ma
         make()
 
 
-def test_a_position_that_cannot_be_reached_is_refused():
+def test_unreachable_position_is_refused():
     batches = train.batches_from(flat())
     start = batches.position
     next(batches)
@@ -234,14 +234,14 @@ def test_a_position_that_cannot_be_reached_is_refused():
     far = {**start, "num_drawn": 20}
     with pytest.raises(ValueError, match="after 20 batches, but the source ended after 12"):
         train.batches_from(flat()).seek(far)
-    # Of a loader with a state the position is good for one without.
+    # A loader without a state accepts the position of a loader with a state.
     first = train.batches_from(OfHuggingFace())
     next(first)
     for source in (flat(), Loader()):
         again = train.batches_from(source)
         again.seek(first.position)
         np.testing.assert_array_equal(next(again), ARRAYS[0, 1])
-    # A loader begins again.
+    # A loader can start again.
     batches = train.batches_from(Loader(), epochs=2)
     start, first = batches.position, list(batches)
     batches.seek(start)

@@ -1,4 +1,4 @@
-"""Callbacks: when they are called, what they may do, and the logs that they write."""
+"""Callbacks: the order of calls, their effects on a run, and the logs that they write."""
 
 import io
 import itertools
@@ -35,7 +35,7 @@ def state():
 
 @pytest.fixture(scope="module")
 def run(state, step):
-    """`fit` on the same batch again and again."""
+    """A function that calls `fit` with the same batch for each step."""
 
     def run(num_steps, batches=None, **options):
         batches = itertools.repeat(BATCH) if batches is None else batches
@@ -64,7 +64,7 @@ class Recorder(train.Callback):
         self.moments.append(("close", None))
 
 
-def test_moments_come_in_their_order(run):
+def test_callbacks_are_called_in_order(run):
     recorder = Recorder()
     evaluate = {"evaluate": lambda state: {}, "evaluate_every": 4}
     run(5, log_every=4, **evaluate, callbacks=[recorder])
@@ -81,7 +81,7 @@ def test_callbacks_are_closed_after_an_exception_without_on_end(run):
     assert recorder.moments == [("on_start", 0), ("close", None)]
 
 
-def test_sigterm_ends_the_run_in_order_and_then_the_process(run, tmp_path, capsys):
+def test_sigterm_ends_the_run_cleanly_and_then_the_process(run, tmp_path, capsys):
     recorder, saved = Recorder(), tmp_path / "step_000000002"
 
     def batches():
@@ -146,7 +146,7 @@ def stopped_early(run, scores, callback):
     return run(len(scores), evaluate=evaluate, evaluate_every=1, callbacks=[callback])
 
 
-def test_early_stopping_returns_the_best_state_once_patience_ends(run):
+def test_early_stopping_returns_the_best_state_when_patience_ends(run):
     for scores, options, made, best in [
         ([3, 2, 2.5, 2.1, 1], {"patience": 2}, 4, 2),
         ([3, 2, 2.5, 1, 0.5], {"patience": 2}, 5, 5),
@@ -157,14 +157,14 @@ def test_early_stopping_returns_the_best_state_once_patience_ends(run):
         ([1, 1, 1, 1, 1, 1, 0], {}, 6, 1),
     ]:
         callback = train.EarlyStopping("score", **({"mode": "min"} | options))
-        # It may be used for another run.
+        # The callback may be used for another run.
         for _ in range(2):
             result = stopped_early(run, scores, callback)
             assert len(result.history) == made
         assert eqx.tree_equal(result.state, run(best).state)
 
 
-def test_early_stopping_says_when_and_why(run):
+def test_message_of_early_stopping_has_step_and_reason(run):
     result = stopped_early(
         run, [3, 2, 2.5, 2.1, 1], train.EarlyStopping("score", patience=2, mode="min")
     )
@@ -173,7 +173,7 @@ def test_early_stopping_says_when_and_why(run):
         "Stopped after step 4: score did not improve on 2, at step 2, in 2 evaluations. The state "
         "is the best one, after step 2."
     )
-    # At the first evaluation, and not once patience has ended.
+    # The warning is given at the first evaluation and not when patience ends.
     with pytest.warns(UserWarning, match="score is NaN after step 1, which counts as no improv"):
         result = stopped_early(
             run, [math.nan] * 3, train.EarlyStopping("score", patience=2, mode="min")
@@ -207,7 +207,7 @@ def test_json_lines_and_tensorboard_have_losses_rates_and_metrics_at_their_steps
     assert [(line["event"], line["step"]) for line in lines] == 2 * moments
     assert lines[0]["num_steps"] == 4
     np.testing.assert_allclose(lines[1]["loss"], means[0])
-    # Optax keeps the rate of the last update.
+    # Optax stores the learning rate of the last update.
     np.testing.assert_allclose(lines[1]["learning_rate"], 0.09, rtol=1e-5)
     words = {"nan": "nan", "least": "-inf", "most": "inf"}
     assert lines[2]["metrics"] == {"score": 6.0, "wide": 1e300, **words}
@@ -225,7 +225,7 @@ def test_json_lines_and_tensorboard_have_losses_rates_and_metrics_at_their_steps
     assert found == {f"evaluate/{name}": [(3, each), (4, each)] for name, each in extremes.items()}
 
 
-def test_a_resumed_run_has_no_step_twice_and_a_new_one_replaces_the_other(run, tmp_path):
+def test_curve_of_a_resumed_run_has_each_step_once_and_a_new_run_replaces_the_curve(run, tmp_path):
     def write(num_steps, batches=None, callbacks=(), **options):
         callbacks = [*callbacks, train.TensorBoard(tmp_path / "curves")]
         run(num_steps, batches, log_every=2, callbacks=callbacks, **options)
@@ -236,7 +236,7 @@ def test_a_resumed_run_has_no_step_twice_and_a_new_one_replaces_the_other(run, t
     saved = tmp_path / "saved"
     with pytest.raises(OSError, match="gone"):
         write(9, gone_after(8), [train.Checkpoint(saved, every=3)], resume_from=saved)
-    # The checkpoint is that after six steps: the eighth is made again.
+    # The checkpoint is after six steps, so the seventh and eighth step are repeated.
     first = losses()
     assert [at for at, _ in first] == [2, 4, 6, 8]
     write(9, resume_from=saved)
@@ -244,7 +244,7 @@ def test_a_resumed_run_has_no_step_twice_and_a_new_one_replaces_the_other(run, t
     assert losses()[:3] == first[:3]
     write(4)
     assert [at for at, _ in losses()] == [2, 4]
-    # No file was written over another, though they may have begun in the same second.
+    # Each run has its own file, although two runs may start in the same second.
     assert len(list((tmp_path / "curves").iterdir())) == 3
 
 
@@ -255,7 +255,7 @@ def test_only_the_first_of_several_processes_writes(run, tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_no_learning_rate_is_written_for_an_optimiser_that_keeps_none(tmp_path):
+def test_no_learning_rate_is_written_if_the_optimiser_does_not_store_one(tmp_path):
     optimiser, stream = optax.sgd(0.1), io.StringIO()
     state, curves, lines = make_state(optimiser), tmp_path / "curves", tmp_path / "lines"
     assert train.Run(state, 3).learning_rate is None
@@ -267,7 +267,7 @@ def test_no_learning_rate_is_written_for_an_optimiser_that_keeps_none(tmp_path):
     assert "rate" not in stream.getvalue()
 
 
-def test_without_tensorboardx_the_error_says_what_to_install(tmp_path, monkeypatch):
+def test_error_without_tensorboardx_names_the_package_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorboardX", None)
     with pytest.raises(ImportError, match=r"pip install 'eqxlike\[tensorboard\]'"):
         train.TensorBoard(tmp_path)
@@ -301,7 +301,7 @@ def test_amounts_per_second_and_their_share_of_the_peak_are_shown(state, tmp_pat
     path, stream, per_step = tmp_path / "log", io.StringIO(), {"tokens": 400, "flops": 6e9}
     known = {"per_step": per_step, "peak_flops": 1e11}
     callbacks = [train.JsonLines(path, **known), train.Progress(stream=stream, **known)]
-    callbacks += [train.Progress(stream=stream, per_step=per_step)]  # the peak of a CPU
+    callbacks += [train.Progress(stream=stream, per_step=per_step)]  # the peak of a CPU is unknown
     fresh = train.Run(state, num_steps=20)
     for callback in callbacks:
         callback.on_start(fresh)
@@ -319,7 +319,7 @@ def test_amounts_per_second_and_their_share_of_the_peak_are_shown(state, tmp_pat
         train.Progress(per_step={"tokens": 0})
 
 
-def test_the_longest_name_of_a_device_decides_its_peak():
+def test_longest_matching_device_name_decides_the_peak():
     nvidia = {"L4": 121, "L40S": 362, "H100 80GB HBM3": 989, "H100 PCIe": 756, "GB200": 2500}
     nvidia["A100-SXM4-40GB"] = 312
     peaks = {f"NVIDIA {name}": peak for name, peak in nvidia.items()}
@@ -328,12 +328,12 @@ def test_the_longest_name_of_a_device_decides_its_peak():
     assert _peak_of("cpu") is None
 
 
-def test_progress_shows_the_metrics_of_its_own_step_the_last_included(run):
+def test_progress_shows_the_metrics_of_each_step_including_the_last(run):
     for num_batches, every, shown in [
         (40, {"log_every": 10, "evaluate_every": 10}, {10: 10, 20: 20, 30: 30, 40: 40}),
         (40, {"log_every": 10, "evaluate_every": 20}, {10: None, 20: 20, 30: 20, 40: 40}),
         (40, {}, {40: 40}),
-        # The batches end after a log, and after a step that no log is due at.
+        # The batches end after a step with a log, and after a step without a log.
         (20, {"log_every": 20}, {20: 20}),
         (19, {"log_every": 5, "evaluate_every": 10}, {5: None, 10: 10, 15: 10, 19: 19}),
     ]:
@@ -364,14 +364,14 @@ def test_progress_prints_few_lines_and_the_last_step(monkeypatch):
     expected = [f"net: step {step}/100, loss {loss}" for step, loss in losses.items()]
     assert shown(io.StringIO(), num_lines=4).splitlines() == expected
     assert "rich" not in sys.modules
-    # Calls that are rarer than lines all show.
+    # If there are fewer calls than lines, each call prints a line.
     with train.progress(100, stream=(stream := io.StringIO())) as on_log:
         on_log(33, 1.0)
         on_log(66, 1.0)
     assert stream.getvalue() == "training: step 33/100, loss 1\ntraining: step 66/100, loss 1\n"
 
 
-def test_a_terminal_gets_a_bar_if_rich_is_installed(monkeypatch):
+def test_terminal_shows_a_bar_if_rich_is_installed(monkeypatch):
     monkeypatch.setenv("COLUMNS", "120")
     monkeypatch.setenv("TERM", "xterm")
     text = shown(Terminal())

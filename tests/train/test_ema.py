@@ -1,4 +1,4 @@
-"""The exponential moving average of the parameters in a training."""
+"""`EMA`, the exponential moving average of the parameters."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ def weights_of(result_or_state):
 
 
 class Recorded(train.Callback):
-    """The weights after each step."""
+    """Records the weights after each step."""
 
     every = 1
 
@@ -32,7 +32,7 @@ class Recorded(train.Callback):
 
 
 def mean_of(weights, first, *, debias):
-    """The average by its definition."""
+    """The definition of the average."""
     ages = np.arange(len(weights))[::-1]
     of_each = (1 - DECAY) * DECAY**ages
     total = sum(share * each for share, each in zip(of_each, weights, strict=True))
@@ -47,25 +47,25 @@ def trained(optimiser, batches, *, check_finite: Any = True):
 
 
 @pytest.mark.parametrize("debias", [True, False])
-def test_it_is_the_mean_of_the_parameters_after_each_update(debias):
+def test_average_is_the_weighted_mean_of_the_parameters_after_each_update(debias):
     ema = train.EMA(DECAY, debias=debias)
     optimiser = optax.chain(optax.adam(0.1), ema)
     bad = np.full_like(BATCH, np.nan)
     batches = [BATCH, BATCH, bad, BATCH, BATCH]
     first, weights, state = trained(optimiser, batches, check_finite="skip")
-    # The bad batch changed nothing.
+    # The bad batch does not change the parameters.
     np.testing.assert_array_equal(weights[1], weights[2])
     expected = mean_of([*weights[:2], *weights[3:]], first, debias=debias)
     np.testing.assert_allclose(weights_of(ema.averaged(state)), expected, rtol=1e-5)
     assert not np.allclose(expected, weights[-1], rtol=1e-2)
-    # Many steps a call, which no callback interrupts, and compiled.
+    # Several steps in a call, and `averaged` in a compiled function.
     step = make_step(optimiser, check_finite="skip")
     many = train.fit(make_state(optimiser), step, batches, num_steps=5, steps_per_call=4).state
     averaged = eqx.filter_jit(ema.averaged)(many)
     np.testing.assert_allclose(weights_of(averaged), expected, rtol=1e-5)
 
 
-def test_it_counts_updates_of_accumulated_gradients():
+def test_average_counts_updates_of_accumulated_gradients():
     ema = train.EMA(DECAY)
     optimiser = optax.MultiSteps(optax.chain(optax.sgd(0.1), ema), 2)
     first, weights, state = trained(optimiser, [BATCH] * 5)
@@ -73,7 +73,7 @@ def test_it_counts_updates_of_accumulated_gradients():
     np.testing.assert_allclose(weights_of(ema.averaged(state)), expected, rtol=1e-5)
 
 
-def test_it_equals_the_model_until_the_second_update():
+def test_average_equals_the_model_until_the_second_update():
     ema = train.EMA(0.99999)
     optimiser = optax.chain(optax.sgd(0.1), ema)
     state = make_state(optimiser)
@@ -82,7 +82,7 @@ def test_it_equals_the_model_until_the_second_update():
     np.testing.assert_allclose(weights_of(ema.averaged(state)), weights_of(state), rtol=1e-6)
 
 
-def test_it_has_at_least_float32_and_omits_frozen_arrays(getkey):
+def test_average_has_at_least_float32_and_omits_frozen_arrays(getkey):
     ema = train.EMA(0.5)
     optimiser = optax.chain(optax.sgd(0.1), ema)
     model = nn.MLP(2, 1, 4, 1, dtype=jnp.bfloat16, key=getkey())
@@ -95,7 +95,7 @@ def test_it_has_at_least_float32_and_omits_frozen_arrays(getkey):
     assert eqx.tree_equal(ema.averaged(state).model, state.model)
 
 
-def test_it_is_sharded_like_the_parameters(getkey):
+def test_average_is_sharded_like_the_parameters(getkey):
     ema, sharding = train.EMA(DECAY), train.fsdp(min_size=0)
     optimiser = optax.chain(optax.adam(0.1), ema)
     model = nn.Linear(2, 4 * jax.device_count(), key=getkey())
@@ -110,7 +110,7 @@ def test_it_is_sharded_like_the_parameters(getkey):
     np.testing.assert_allclose(weights_of(ema.averaged(state)), expected, rtol=1e-5)
 
 
-def test_groups_of_parameters_may_have_their_own_average_and_no_array_two():
+def test_groups_of_parameters_may_have_separate_averages_but_no_array_two_averages():
     labels = lambda model: jax.tree.map(lambda leaf: "abc"[leaf.ndim], model)
     ema = train.EMA(DECAY)
     transforms = {"b": optax.chain(optax.sgd(0.1), ema), "c": optax.chain(optax.adam(0.1), ema)}

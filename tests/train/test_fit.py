@@ -1,4 +1,4 @@
-"""The loop: its steps, its end and its interrupts."""
+"""`fit`: steps, divergence, interrupts and errors."""
 
 import functools
 import gc
@@ -27,7 +27,7 @@ SKIPPING = make_step(mean_square, OPTIMISER, check_finite="skip")
 
 @pytest.fixture(scope="module")
 def step():
-    """The loss is the mean square of the output, NaN or infinite where the batch is."""
+    """A step whose loss is NaN or infinite if the batch is."""
     return make_step(mean_square, OPTIMISER)
 
 
@@ -46,7 +46,7 @@ def batches(*, bad_at=None, value=np.nan):
         yield bad if number == bad_at else GOOD
 
 
-def test_makes_the_steps_that_a_loop_would(state, step):
+def test_fit_makes_the_same_steps_as_a_loop(state, step):
     result = fit(state, step, batches(), num_steps=7)
     half = fit(state, step, batches(), num_steps=3)
     rest = fit(half.state, step, batches(), num_steps=4)
@@ -67,7 +67,7 @@ def test_steps_may_have_aux_and_batches_may_end(state):
     loss = lambda model, x, key: (jnp.mean(model(x[0]) ** 2), "aux")
     step, data = make_step(loss, OPTIMISER, has_aux=True), iter([GOOD] * 5)
     assert len(fit(state, step, data, num_steps=2).history) == 2
-    # No batch is drawn that is not used.
+    # Every batch that is drawn is used.
     result = fit(state, step, data, num_steps=10)
     assert (result.stopped, result.exit_status) == ("exhausted", 1)
     assert result.message.startswith("Made 3 of 10 steps; the batches ended. Use `train.repeat(")
@@ -78,7 +78,7 @@ def test_steps_may_have_aux_and_batches_may_end(state):
         assert (result.stopped, len(result.history)) == ("finished", 10)
 
 
-def test_losses_are_read_and_logged_every_so_many_steps(state, step, monkeypatch):
+def test_losses_are_read_and_logged_every_n_steps(state, step, monkeypatch):
     reads, log, read = [], [], Run.read
     monkeypatch.setattr(Run, "read", lambda run: reads.append(run.num_unread) or read(run))
     fit(state, step, batches(), num_steps=11, check_every=4)
@@ -118,15 +118,15 @@ def test_divergence_returns_the_exact_last_good_state(check_every, bad_at, value
     expected = fit(state, step, itertools.islice(batches(), bad_at - 1), num_steps=12)
     assert tree_equal(result.state, expected.state)
     assert result.history == expected.history
-    # Training continues, and counts the steps of the whole training.
+    # Training can continue, and step numbers count from its start.
     assert not result.state.is_halted
     rest = fit(result.state, step, batches(bad_at=3), num_steps=5)
     assert f"in step {bad_at + 2};" in rest.message
     assert rest.state.step == bad_at + 1
 
 
-def test_an_array_that_is_not_finite_is_a_divergence_and_a_skipped_step_is_not(state):
-    # At 0 the root is finite and its gradient is not.
+def test_nonfinite_array_is_a_divergence_and_skipped_step_is_not(state):
+    # At 0 the root is finite, but its gradient is not.
     loss = lambda model, x, key: jnp.sqrt(jnp.sum((model.weight * x[:1, :1]) ** 2))
     step = make_step(loss, OPTIMISER)
     result = fit(state, step, batches(bad_at=4, value=0.0), num_steps=8)
@@ -152,7 +152,7 @@ def test_an_array_that_is_not_finite_is_a_divergence_and_a_skipped_step_is_not(s
 
 
 def broken_in(number):
-    """Gradient descent that makes the last number of each array NaN, in one step."""
+    """Gradient descent that makes the last number of each array NaN in step `number`."""
 
     def update(updates, left, parameters=None):
         bad = jnp.where(left == 1, jnp.nan, 0.0)
@@ -163,12 +163,12 @@ def broken_in(number):
 
 
 @pytest.mark.parametrize("steps_per_call", [1, 3])
-def test_a_state_that_an_optimiser_breaks_is_refused_or_reported(steps_per_call):
+def test_state_that_the_optimiser_makes_nonfinite_is_dropped_or_reported(steps_per_call):
     def loss(model, x, key):
         return jnp.mean((model.weight[:2] @ x[0]) ** 2)
 
     def checked_loss(model, x, key):
-        # The loss of a bad state is not computed.
+        # The loss of a nonfinite state must not be computed.
         return loss(error_if(model, jnp.isnan(model.weight).any(), "a bad state"), x, key)
 
     def run(bad_at, num_steps, check_finite):
@@ -189,7 +189,7 @@ def test_a_state_that_an_optimiser_breaks_is_refused_or_reported(steps_per_call)
             expected = run(bad_at, bad_at - 1, "state")
             assert found.history == expected.history
             assert tree_equal(found.state, expected.state)
-        # No loss and no gradient shows it: the next read finds it, also a read after the last step.
+        # Loss and gradient are finite. The next read finds the NaN, also after the last step.
         for num_steps in (bad_at, 12):
             found = run(bad_at, num_steps, True)
             assert found.stopped == "diverged"
@@ -197,7 +197,7 @@ def test_a_state_that_an_optimiser_breaks_is_refused_or_reported(steps_per_call)
             assert bad_at <= len(found.history) < bad_at + 5 + steps_per_call
 
 
-def test_a_bad_model_state_that_the_next_step_replaces_is_found():
+def test_nonfinite_model_state_that_the_next_step_replaces_is_found():
     def loss(model, kept, x, key):
         bad = jnp.where(x[0, 0] > 2, jnp.inf, 0.0)
         return jnp.mean(model.weight @ x[0]), kept.at[5000].set(bad)
@@ -211,7 +211,7 @@ def test_a_bad_model_state_that_the_next_step_replaces_is_found():
 
 
 @pytest.mark.parametrize(("steps_per_call", "is_wrapped"), [(1, False), (3, False), (1, True)])
-def test_skipped_steps_are_reported_and_count_in_no_mean(
+def test_skipped_steps_are_reported_and_excluded_from_means(
     steps_per_call, is_wrapped, state, tmp_path
 ):
     data = [GOOD, GOOD, BAD, BAD, GOOD, BAD, GOOD, GOOD]
@@ -236,12 +236,12 @@ def test_skipped_steps_are_reported_and_count_in_no_mean(
     assert (result.stopped, result.num_skipped) == ("finished", 3)
     assert (result.state.step, bool(result.state.is_halted)) == (8, False)
     assert tree_equal(result.state.model, good.state.model, rtol=1e-6)
-    # The checkpoint of a skipped step.
+    # The run resumes from the checkpoint of a skipped step.
     shutil.rmtree(tmp_path / "step_000000008")
     resumed = run(state, batches=data, num_steps=8, resume_from=tmp_path)
     assert resumed.message.endswith("Skipped updates that were not finite: step 6.")
     assert tree_equal(resumed.state, result.state)
-    # Then too many in a row.
+    # With `max_skipped=1`, too many steps in a row are skipped.
     few = run(state, batches=data, num_steps=8, max_skipped=1)
     assert (few.stopped, few.exit_status, len(few.history)) == ("diverged", 1, 8)
     why = "of 2 steps in a row were not finite and were skipped, more than max_skipped=1"
@@ -249,7 +249,7 @@ def test_skipped_steps_are_reported_and_count_in_no_mean(
 
 
 @pytest.mark.parametrize(("check_finite", "steps_per_call"), [(True, 1), (False, 2), (True, 2)])
-def test_a_run_goes_on_until_the_optimiser_skips_too_many_steps(check_finite, steps_per_call):
+def test_run_continues_until_the_optimiser_skips_too_many_steps(check_finite, steps_per_call):
     optimiser = optax.apply_if_finite(OPTIMISER, 2)
     step = make_step(mean_square, optimiser, check_finite=check_finite)
     run = functools.partial(fit, make_state(optimiser), step, steps_per_call=steps_per_call)
@@ -262,7 +262,7 @@ def test_a_run_goes_on_until_the_optimiser_skips_too_many_steps(check_finite, st
         assert result.message.startswith("The loss was nan in step 4; the state is the one after")
 
 
-def test_an_array_of_the_state_as_a_batch_is_named_by_its_path(state, step):
+def test_error_names_an_array_of_the_state_that_is_also_a_batch(state, step):
     data, keeps = [GOOD], Callback()
     keeps.every, keeps.on_step = 1, lambda run: data.append(run.state.model.weight)
     with pytest.raises((ValueError, jax.errors.JaxRuntimeError)) as caught:
@@ -270,7 +270,7 @@ def test_an_array_of_the_state_as_a_batch_is_named_by_its_path(state, step):
     assert "state.model.weight = batch" in str(caught.value.__notes__)
 
 
-def test_weak_types_and_numpy_arrays_from_a_callback_lose_no_good_state(state, step):
+def test_last_good_state_is_kept_with_weak_types_and_numpy_arrays_from_a_callback(state, step):
     class Puts(Callback):
         def on_start(self, run):
             arrays = jax.tree.map(lambda leaf: np.asarray(leaf) if leaf.ndim else leaf, run.state)
@@ -281,11 +281,11 @@ def test_weak_types_and_numpy_arrays_from_a_callback_lose_no_good_state(state, s
     assert all(bool(jnp.isfinite(leaf).all()) for leaf in jax.tree.leaves(result.state.model))
 
 
-def test_a_bad_number_that_the_next_step_replaces_is_found():
+def test_nonfinite_number_that_the_next_step_replaces_is_found():
     optimiser = optax.chain(optax.optimistic_gradient_descent(0.01), optax.zero_nans())
 
     def loss(model, x, key):
-        # Where x is 0, one number of the gradient is NaN, far from the first ones.
+        # If x is 0, a single number of the gradient is NaN, in the middle of the array.
         return jnp.mean((model - 1) ** 2) + jnp.sqrt(x * (1 + model[5000] ** 2))
 
     state = TrainState.create(jnp.full(10_000, 0.5), optimiser, key=jax.random.key(0))
@@ -295,7 +295,7 @@ def test_a_bad_number_that_the_next_step_replaces_is_found():
         assert (result.stopped, int(result.state.step)) == ("diverged", 3)
 
 
-def test_a_step_around_one_of_ours_runs_and_keeps_no_good_state(state, step):
+def test_custom_step_that_calls_our_step_runs_without_keeping_the_last_good_state(state, step):
     @filter_jit
     @functools.wraps(step.__wrapped__)
     def own(state, batch):
@@ -309,7 +309,7 @@ def test_a_step_around_one_of_ours_runs_and_keeps_no_good_state(state, step):
     np.testing.assert_allclose(result.history, np.add(expected, 1), rtol=1e-6)
 
 
-def test_steps_are_counted_by_calls_if_a_custom_step_does_not_count(state, step):
+def test_calls_are_counted_if_a_custom_step_does_not_count_steps(state, step):
     for check_every, bad_at, is_loss_finite in [(1, 5, False), (3, 1, True), (100, 5, True)]:
 
         def own(state, batch, is_loss_finite=is_loss_finite):
@@ -326,7 +326,7 @@ def test_steps_are_counted_by_calls_if_a_custom_step_does_not_count(state, step)
         assert tree_equal(result.state.model, expected.state.model)
 
 
-def test_a_callback_may_replace_the_state_which_is_checked(state, step):
+def test_callback_may_replace_the_state_and_the_new_state_is_checked(state, step):
     def rewound(make, **options):
         class Rewind(Callback):
             every = 5
@@ -349,7 +349,7 @@ def test_a_callback_may_replace_the_state_which_is_checked(state, step):
         rewound(lambda run: run.state.model)
 
 
-def test_a_failed_check_says_that_the_state_of_the_caller_is_still_there(state):
+def test_error_of_a_failed_check_says_that_the_state_of_the_caller_is_kept(state):
     def loss(model, x, key):
         return jnp.mean(jax.vmap(model)(error_if(x, jnp.isnan(x), "nan in x")) ** 2)
 
@@ -370,7 +370,7 @@ def interrupted_at(number, ctrl_c):
         yield GOOD
 
 
-def test_ctrl_c_ends_after_the_step_under_way(state, step, ctrl_c):
+def test_ctrl_c_ends_the_run_after_the_current_step(state, step, ctrl_c):
     for number in (4, 10):
         result = fit(state, step, interrupted_at(number, ctrl_c), num_steps=10)
         assert (result.stopped, result.exit_status) == ("interrupted", 130)
@@ -395,7 +395,7 @@ def test_ctrl_c_ends_after_the_step_under_way(state, step, ctrl_c):
     assert fit(state, step, data(), num_steps=10).stopped == "diverged"
 
 
-def test_ctrl_c_while_losses_are_waited_for_loses_none(state, step, ctrl_c, monkeypatch):
+def test_ctrl_c_while_waiting_for_losses_loses_no_loss(state, step, ctrl_c, monkeypatch):
     get, interrupts = jax.device_get, iter([ctrl_c, ctrl_c])
 
     def interrupted(arrays):
@@ -422,13 +422,13 @@ def test_keyboard_interrupts_end_cleanly_unless_the_state_is_lost(state, step):
         assert tree_equal(result.state, fit(state, step, batches(), num_steps=4).state)
     with pytest.raises(KeyboardInterrupt):
         fit(state, raising, batches(), num_steps=10)
-    # Other errors are passed on too.
+    # Other errors are raised unchanged.
     with pytest.raises(ZeroDivisionError):
         fit(state, step, (GOOD * (1 // number) for number in (1, 0)), num_steps=4)
     assert len(fit(state, step, batches(), num_steps=2).history) == 2
 
 
-def test_an_interrupted_bad_step_leaves_the_last_good_state(state, step, monkeypatch):
+def test_interrupted_nonfinite_step_keeps_the_last_good_state(state, step, monkeypatch):
     def copy(array):
         if array:
             raise KeyboardInterrupt
@@ -440,7 +440,7 @@ def test_an_interrupted_bad_step_leaves_the_last_good_state(state, step, monkeyp
     assert not result.state.is_halted
 
 
-def test_a_custom_signal_handler_is_left_alone(state, step):
+def test_custom_signal_handler_is_not_replaced(state, step):
     seen = []
     handler = lambda *_: seen.append(None)
     before = signal.signal(signal.SIGINT, handler)
@@ -509,13 +509,13 @@ def test_arrays_instead_of_batches_are_refused_with_their_shapes(state, step):
             fit(state, step, arrays, num_steps=3)
 
 
-def test_lists_and_tuples_of_batches_are_taken(state, step):
+def test_lists_and_tuples_of_batches_are_accepted(state, step):
     split = tuple(np.stack([GOOD] * 3))
     for data in ([GOOD, 2 * GOOD], (GOOD,) * 2, split, (GOOD, GOOD[:3]), (GOOD,)):
         assert len(fit(state, step, data, num_steps=len(data)).history) == len(data)
 
 
-def test_a_step_that_returns_something_else_is_refused(state):
+def test_step_with_a_wrong_return_value_is_refused(state):
     pair = r"expected the step to return `\(state, loss\)`, with the next TrainState"
     for wrong, message in [
         (lambda state, batch: state, pair),
@@ -530,7 +530,7 @@ def test_a_step_that_returns_something_else_is_refused(state):
             fit(state, wrong, batches(), num_steps=2)
 
 
-def test_no_state_stays_alive_once_the_result_is_gone(state, step):
+def test_no_state_is_kept_alive_after_the_result(state, step):
     gc.disable()
     try:
         kept = weakref.ref(fit(state, step, batches(), num_steps=3).state.model.weight)
@@ -540,8 +540,8 @@ def test_no_state_stays_alive_once_the_result_is_gone(state, step):
 
 
 @pytest.mark.parametrize("donate", [False, True])
-def test_fit_and_its_check_hold_one_state(donate):
-    """And the caller another one, unless it keeps none or gives it away."""
+def test_fit_and_its_check_need_memory_for_one_state(donate):
+    """The caller's state needs memory too, unless it is deleted or donated."""
     found, optimiser = [], optax.adamw(1e-3)
 
     def make():
@@ -563,13 +563,13 @@ def test_fit_and_its_check_hold_one_state(donate):
         fit(make(), step, watched(), num_steps=6, check_every=2)
     size = sum(leaf.nbytes for leaf in jax.tree.leaves(make()) if is_array(leaf))
     assert (max(found) - before) / size == pytest.approx(1, abs=0.05)
-    # The step writes all arrays in place, and needs room for the gradients alone.
+    # The step updates all arrays in place and only needs memory for the gradients.
     memory = step.lower(make(), np.ones((4, 512), np.float32)).compile().memory_analysis()
     assert memory.alias_size_in_bytes >= 0.99 * size
     assert memory.temp_size_in_bytes < 0.45 * size
 
 
-def test_an_array_at_two_places_of_a_state_may_be_given_away(step):
+def test_state_with_a_shared_array_may_be_donated(step):
     state = make_state(OPTIMISER)
     state = tree_at(lambda state: state.optimiser_state[0].trace.weight, state, state.model.weight)
     expected = fit(state, step, batches(), num_steps=2)

@@ -1,4 +1,4 @@
-"""Metrics over batches, compared with metrics of all examples at once."""
+"""Metrics over batches equal metrics of all examples at once."""
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +27,7 @@ def test_merged_metrics_equal_metrics_of_all_examples():
 
     @jax.jit
     def found():
-        # Of guesses it is the number of classes.
+        # The perplexity of random guesses is the number of classes.
         guesses = metrics.perplexity(np.zeros((2, 3, 5), np.float32), np.zeros((2, 3), int))
         return (
             merged(metrics.accuracy, LOGITS, LABELS),
@@ -42,7 +42,7 @@ def test_merged_metrics_equal_metrics_of_all_examples():
     np.testing.assert_allclose(found(), expected, rtol=1e-5)
 
 
-def test_examples_without_weight_do_not_count_and_an_empty_mean_is_nan():
+def test_examples_of_weight_zero_do_not_count_and_an_empty_mean_is_nan():
     weights = np.asarray([1.0, 0.0, 2.0], np.float32)
     values = np.asarray([3.0, np.nan, 6.0], np.float32)
 
@@ -59,8 +59,8 @@ def test_examples_without_weight_do_not_count_and_an_empty_mean_is_nan():
     np.testing.assert_array_equal(found(np.zeros(3, np.float32)), [5, 0, 0, 0, np.nan])
 
 
-def test_sums_of_half_precision_are_in_full():
-    # In bfloat16 already 256 + 1 is 256.
+def test_sums_of_half_precision_are_computed_in_float32():
+    # In bfloat16, 256 + 1 is 256.
     @jax.jit
     def totals(ones):
         each = [metrics.mean(ones[:, 0]), metrics.rmse(2 * ones[:, 0], ones[:, 0])]
@@ -70,7 +70,7 @@ def test_sums_of_half_precision_are_in_full():
     assert totals(np.ones((3000, 2), jnp.bfloat16)) == [3000] * 3
 
 
-def test_shapes_that_do_not_fit_are_refused():
+def test_mismatched_shapes_are_refused():
     mean = metrics.mean(LOGITS)
     for metric, arguments, message in [
         (metrics.accuracy, (LOGITS, LABELS[:3]), r"logits of shape \(11, 4\) and labels of"),
@@ -102,7 +102,7 @@ def batches():
     return [(LOGITS[part], LABELS[part]) for part in PARTS]
 
 
-def test_evaluation_over_batches_equals_one_over_all_examples(state):
+def test_evaluation_over_batches_equals_evaluation_over_all_examples(state):
     logits = LOGITS @ np.asarray(state.model.weight).T + np.asarray(state.model.bias)
     expected = {"accuracy": np.mean(logits.argmax(1) == LABELS), "first": logits[:, 0].mean()}
     for given in (batches(), lambda: iter(batches())):
@@ -113,7 +113,7 @@ def test_evaluation_over_batches_equals_one_over_all_examples(state):
             assert found == pytest.approx(expected, rel=1e-5)
 
 
-def test_a_number_counts_as_often_as_its_batch_has_examples(state):
+def test_scalar_metric_is_weighted_by_the_number_of_examples(state):
     x = np.arange(18, dtype=np.float32) ** 2
     parts = [x[:8], x[8:16], x[16:]]
 
@@ -122,12 +122,12 @@ def test_a_number_counts_as_often_as_its_batch_has_examples(state):
 
     lengths = [{"x": part, "scale": np.ones(())} for part in (x[:1], x[1:7], x[7:])]
     np.testing.assert_allclose(evaluated(lengths), x.mean(), rtol=1e-6)
-    # Weights of another length, as long as a whole batch, and as long as the last batch.
+    # The weights have another length, the length of a full batch, or of the last batch.
     for length in (3, 8, 2):
         extra = {"weights": np.ones(length, np.float32), "temperature": np.ones(())}
         more = [{"x": part, "ids": part.astype(int).tolist(), **extra} for part in parts]
         np.testing.assert_allclose(evaluated(more), x.mean(), rtol=1e-6)
-    # All batches have equally many examples, whichever array counts.
+    # All batches have the same number of examples, whichever array defines it.
     same = [{"x": part, "weights": np.ones(3)} for part in parts[:2]]
     np.testing.assert_allclose(evaluated(same), x[:16].mean(), rtol=1e-6)
 
@@ -142,7 +142,7 @@ def test_a_number_counts_as_often_as_its_batch_has_examples(state):
     np.testing.assert_allclose(evaluated(graphs, counted), x.mean(), rtol=1e-6)
 
 
-def test_bad_measures_and_batches_are_refused(state):
+def test_bad_metrics_and_batches_are_refused(state):
     def batchless(model):
         return {}
 

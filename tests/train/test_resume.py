@@ -1,4 +1,4 @@
-"""A resumed run continues as if it had never ended."""
+"""A resumed run gives the same result as an uninterrupted run."""
 
 import itertools
 import os
@@ -60,7 +60,7 @@ class Told(train.Callback):
 
 
 def in_two_parts(simple, folder, *streams, first=7, **options):
-    """Seven steps, and the rest of ten steps."""
+    """Makes seven steps, and resumes the run to make ten steps."""
     parts, told = [], Told()
     for num_steps, batches in zip((first, 10), streams, strict=True):
         options_of_fit = {"num_steps": num_steps, "resume_from": folder}
@@ -87,7 +87,7 @@ def test_a_run_in_two_parts_equals_one_run(simple, tmp_path, streams, background
         f"Made 10 of 10 steps, 7 of them before this call. The run is saved in {name}10."
     )
     assert told == [f"step_{step:09d}" for step in (3, 6, 7, 9, 10)]
-    # By default the last three stay.
+    # By default the last three checkpoints are kept.
     left = [path.name for path in train.CheckpointFolder(tmp_path).paths()]
     assert left == told[:1:-1]
 
@@ -118,7 +118,7 @@ def test_a_folder_without_checkpoint_warns_unless_the_run_writes_to_it(simple, t
         train.fit(*simple, stream(), num_steps=1, callbacks=callbacks, resume_from=other)
 
 
-def test_a_damaged_checkpoint_is_passed_over_and_does_not_come_back(simple, tmp_path):
+def test_damaged_checkpoint_is_skipped_and_replaced(simple, tmp_path):
     whole = train.fit(*simple, stream(), num_steps=10)
     callback = train.Checkpoint(tmp_path, every=3)
     options = {"callbacks": [callback], "resume_from": tmp_path}
@@ -137,8 +137,8 @@ def test_a_damaged_checkpoint_is_passed_over_and_does_not_come_back(simple, tmp_
 def test_the_best_checkpoints_are_kept(simple, tmp_path):
     for every, evaluate_every, options, expected in [
         (2, 2, {"keep_best": 1, "mode": "max"}, [8]),
-        # After 6 steps the newest score is that of step 4. As long as there are no more than two
-        # checkpoints, both stay.
+        # After 6 steps the newest score is the score of step 4. If there are at most two
+        # checkpoints, both are kept.
         (3, 4, {"keep_best": 2, "mode": "min"}, [12, 9]),
     ]:
         scores, folder = iter([3.0, 1.0, 2.0, 4.0]), tmp_path / str(every)
@@ -150,7 +150,7 @@ def test_the_best_checkpoints_are_kept(simple, tmp_path):
         assert names == [f"step_{step:09d}" for step in expected]
 
 
-def test_settings_that_do_not_fit_are_refused(simple, tmp_path):
+def test_inconsistent_settings_are_refused(simple, tmp_path):
     scores = {"evaluate": lambda state: {"score": 1.0}}
 
     def run(metric, **options):
@@ -213,7 +213,7 @@ def test_a_full_disk_ends_the_run_unless_on_error_is_warn(
 
 OPTIMISER = optax.sgd(0.1, momentum=0.9)
 SCORES = {2: 3.0, 4: 1.0, 6: 2.0, 8: 1.5, 10: 1.2, 12: 0.5}
-"""By the number of steps. The best of the first five is at step 4."""
+"""Maps the number of steps to a score. The best of the first five scores is at step 4."""
 
 
 class Gone(Exception):
@@ -232,7 +232,7 @@ def state():
 
 @pytest.fixture(scope="module")
 def run(state):
-    """`fit` with scores."""
+    """A function that calls `fit` with `SCORES`."""
     step = make_step(OPTIMISER)
     scores = {"evaluate": lambda state: {"score": SCORES.get(int(state.step), 9.0)}}
 
@@ -260,7 +260,7 @@ def whole(run):
 
 
 def same_end(result, callback, whole):
-    # Many steps in a call are another program, which may round otherwise.
+    # Several steps in a call are a different program, which may round differently.
     rtol = 0.0 if result.steps_per_call == whole.steps_per_call else 1e-6
     assert eqx.tree_equal(result.state, whole.state, rtol=rtol)
     told = "Stopped after step 10: score did not improve on 1, at step 4, in 3 evaluations."
@@ -269,7 +269,7 @@ def same_end(result, callback, whole):
     assert (callback.best, callback.best_step) == (1.0, 4)
 
 
-# From the checkpoints after 3 and 6 steps: before the best, and after it.
+# Resumes from the checkpoints after 3 and 6 steps, before and after the best step.
 @pytest.mark.parametrize(("gone_after", "steps_per_call", "left"), [(4, 1, 7), (7, 16, 4)])
 def test_a_resumed_run_stops_at_the_same_step_with_the_same_best_state(
     run, tmp_path, whole, gone_after, steps_per_call, left
@@ -283,7 +283,7 @@ def test_a_resumed_run_stops_at_the_same_step_with_the_same_best_state(
     same_end(result, callback, whole)
 
 
-def test_the_last_state_is_saved_at_the_end_and_not_the_best(run, state, tmp_path, whole):
+def test_last_state_instead_of_the_best_is_saved_at_the_end(run, state, tmp_path, whole):
     first = run(batches(7, KeyboardInterrupt), [stopping(), saving(tmp_path)], tmp_path)
     assert first.stopped == "interrupted"
     assert int(first.state.step) == 4
@@ -331,7 +331,7 @@ class Counting(train.Callback):
 
 
 class Averaging(train.Callback):
-    """The mean of all weights there were."""
+    """Averages the weights of all steps."""
 
     every = 1
 
@@ -354,7 +354,7 @@ def test_states_of_callbacks_are_restored_by_name_and_order(run, tmp_path):
         state_name = "Counting"
 
     class New(Counting):
-        """Nothing was saved for it."""
+        """A callback without a saved state."""
 
     class Wrong(Counting):
         def save_state(self):
@@ -372,7 +372,7 @@ def test_states_of_callbacks_are_restored_by_name_and_order(run, tmp_path):
         run(batches(), [Wrong(), saving(tmp_path / "other")])
 
 
-def test_a_state_saved_with_others_is_restored_alone(tmp_path):
+def test_state_saved_with_other_trees_is_restored_alone(tmp_path):
     tree, other = {"a": jnp.arange(3)}, {"b": jnp.ones(2), "key": jax.random.key(3)}
     with train.CheckpointFolder(tmp_path) as folder:
         saved = folder.save(3, tree, beside={"other": other, "none": {}})

@@ -1,4 +1,4 @@
-"""Models in safetensors files: other tools read our files, and we read theirs."""
+"""Models in safetensors files: other tools read our files, and we read their files."""
 
 import sys
 
@@ -33,11 +33,11 @@ def test_safetensors_reads_an_export_and_the_import_is_its_inverse(path, getkey)
     assert sorted(found) == expected
     np.testing.assert_array_equal(found["layers.1.weight"], model.layers[1].weight)
     with safe_open(path, framework="np") as file:
-        # The format that tools ask for.
+        # The metadata that other tools require.
         assert file.metadata() == {"format": "pt", "author": "ä"}
     like = eqx.filter_eval_shape(lambda key: frozen(nn.MLP(2, 3, 4, 1, key=key)), jr.key(0))
     assert eqx.tree_equal(train.import_safetensors(like, path), model)
-    # What is not an array is left out, and kept.
+    # Leaves that are not arrays are not exported, and unchanged by the import.
     train.export_safetensors({"w": zeros(1), "rate": 0.1, "f": jnp.sin, "none": None}, path)
     assert list(load_file(path)) == ["w"]
     like = {"w": zeros(1), "rate": 0.2, "f": jnp.cos, "none": None}
@@ -50,12 +50,12 @@ DTYPES += ["float16", "float32", "float64", "bfloat16", "complex64"]
 DTYPES += ["float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu"]
 
 
-def test_every_dtype_and_order_of_bytes_or_axes_comes_back(path):
+def test_every_dtype_and_order_of_bytes_or_axes_is_restored(path):
     names = [getattr(ml_dtypes, name, name) for name in DTYPES]
     for shape in [(2, 3), (), (0, 3)]:
         model = {str(np.dtype(name)): np.ones(shape, name) * np.ones((), name) for name in names}
         train.export_safetensors(model, path)
-        # The numbers begin where any dtype may.
+        # The data are aligned for all dtypes.
         assert int.from_bytes(path.read_bytes()[:8], "little") % 8 == 0
         found = train.import_safetensors(jax.tree.map(np.zeros_like, model), path)
         assert sorted(model) == sorted(DTYPES)
@@ -167,7 +167,7 @@ def test_names_may_be_pairs_of_a_name_in_the_file_and_a_function(path):
 def test_arrays_that_a_function_returns_are_copied(path):
     save_file({"w": zeros(256)}, path)
     memory = zeros(256 + 16)
-    # JAX takes over memory only where 64 bytes divide its address.
+    # JAX only aliases memory whose address is a multiple of 64 bytes.
     start = -memory.ctypes.data % 64 // 4
     kept = memory[start : start + 256]
     found = train.import_safetensors({"w": jnp.ones(256)}, path, {"w": ("w", lambda _: kept)})
@@ -206,7 +206,7 @@ def test_a_damaged_file_is_refused(path):
         assert message.startswith(f"{path} is damaged or not a safetensors file: ")
 
 
-def test_without_safetensors_the_error_says_what_to_install(path, monkeypatch):
+def test_error_without_safetensors_names_the_package_to_install(path, monkeypatch):
     train.export_safetensors({"a": zeros(1)}, path)
     monkeypatch.setitem(sys.modules, "safetensors", None)
     with pytest.raises(ImportError, match=r"pip install 'eqxlike\[train\]'"):

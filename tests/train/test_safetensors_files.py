@@ -1,4 +1,4 @@
-"""Shards, folders and large arrays: which file is read, and how much of it at a time."""
+"""Shards, folders and large arrays: which files are read, and in which parts."""
 
 import json
 import re
@@ -50,7 +50,7 @@ def test_model_below_the_limit_is_one_file(tmp_path):
     assert_same(train.import_safetensors(LIKE, tmp_path), MODEL)
 
 
-def test_an_export_is_refused_next_to_files_that_tools_would_read_instead(tmp_path):
+def test_export_is_refused_next_to_files_that_other_tools_would_read_instead(tmp_path):
     train.export_safetensors(MODEL, tmp_path)
     with pytest.raises(FileExistsError, match=r"model\.safetensors exists, and tools would read"):
         train.export_safetensors(MODEL, tmp_path, max_shard_bytes=256)
@@ -100,7 +100,7 @@ def test_unreadable_sources_are_refused(tmp_path):
     (tmp_path / "other.safetensors.index.json").write_text("{}")
     several = "has several indices, model.safetensors.index.json, other"
     assert several in refusal(tmp_path, ValueError)
-    # An error on arrays of several files names the file of each.
+    # An error about arrays in several files names the file of each array.
     like = {"a": np.zeros(3, np.float32), "x": np.zeros(3, np.float32)}
     save_file({"x": MODEL["a"]}, two)
     message = f"{one}, {two} does not fit `model_like`: a (a in 1.safetensors) is float32 of shape"
@@ -121,17 +121,17 @@ def test_each_device_gets_its_part(tmp_path, spec, getkey):
         found = train.import_safetensors(like, tmp_path, names, dtype="like").layers.weight
         assert found.sharding == sharding
         np.testing.assert_array_equal(found, stack.layers.weight.astype(jnp.bfloat16))
-    # An array on two devices is written too.
+    # An array on two devices can also be written.
     train.export_safetensors({"w": found}, path)
     np.testing.assert_array_equal(load_file(path)["w"], found)
 
 
-def test_each_part_of_an_array_on_two_devices_is_read_and_written_by_itself(tmp_path, monkeypatch):
+def test_each_part_of_an_array_on_two_devices_is_read_and_written_separately(tmp_path, monkeypatch):
     mesh = jax.make_mesh((2,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
     sharding = NamedSharding(mesh, PartitionSpec("x"))
     size, shape = 2**20, (1024, 256)
     model = {str(i): jax.device_put(jnp.full(shape, float(i)), sharding) for i in range(8)}
-    # No array keeps the copy that is written.
+    # Arrays do not keep the host copy that is written.
     peak, _ = peak_of(lambda: train.export_safetensors(model, tmp_path))
     assert peak < 2.1 * size
     sizes, make = [], jax.make_array_from_callback

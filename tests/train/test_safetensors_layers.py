@@ -1,4 +1,4 @@
-"""Names of stacked layers, as in a list of layers, and names of state, after its owner."""
+"""Stacked layers have the names of a list of layers. State is named after its owner."""
 
 import re
 
@@ -30,7 +30,7 @@ class Net(eqx.Module):
         self.head = nn.Linear(4, 2, key=keys[1])
 
 
-# Weights are transposed, and the two biases of a block are packed into one array.
+# Transposes weights, and packs the two biases of a block in one array.
 NAMES = {
     "blocks.{i}.layers.0.bias": train.Stored("h.{i}.biases", part=(0, 5, 9)),
     "blocks.{i}.layers.1.bias": train.Stored("h.{i}.biases", part=(5, 9, 9)),
@@ -67,7 +67,7 @@ def test_each_problem_of_a_stack_names_the_layer(path, getkey):
         train.import_safetensors(stack, path)
     name = "blocks.2.layers.0.bias"
     assert f"{name} ({name} in model.safetensors) is float32 of shape" in str(caught.value)
-    # A row that may be missing stays.
+    # A missing row with an ignored name is unchanged.
     arrays["blocks.2.layers.0.bias"] = np.zeros(5, np.float32)
     save_file(arrays, path)
     found = train.import_safetensors(stack, path, ignore="blocks.1.*.bias")
@@ -125,10 +125,10 @@ def test_arrays_of_a_state_are_named_after_their_owner(path, mode, own, getkey):
     other = jax.tree.map(lambda array: jnp.full_like(array, 7), state)
     found = train.import_safetensors((model, other), path)
     assert eqx.tree_equal(found, both)
-    # Where the state stands does not matter; by itself it has the names of its places.
+    # The path of the state does not matter. A state without its model has the names of its keys.
     train.export_safetensors({"a state": state, "model": model}, path)
     assert "model.0.norm.running_var" in load_file(path)
-    # Of two copies of a model the first one owns the state.
+    # If there are two copies of a model, the first copy owns the state.
     train.export_safetensors({"model": model, "of": [{"average": model}], "state": state}, path)
     assert sum("running_var" in name for name in load_file(path)) == 1
     assert "model.0.norm.running_var" in load_file(path)

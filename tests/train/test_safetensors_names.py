@@ -1,4 +1,4 @@
-"""The table from our names to the names in a file, in both directions."""
+"""The table that maps our names to names in a file, for import and export."""
 
 import re
 
@@ -31,12 +31,12 @@ NAMED = [
         {"blocks.{i}.norm.*": "h.{i}.ln.*"},
         ["h.0.ln.weight", "h.0.ln.bias", "h.1.ln.weight", "head"],
     ),
-    # The exact key first, wherever it stands, and then the first pattern.
+    # An exact key has precedence over patterns, and then the first pattern.
     (
         {"blocks.{i}.*": "a.{i}.*", "blocks.*": "b.*", "*": "c.*", "blocks.0.norm.bias": "d"},
         ["a.0.norm.weight", "d", "a.1.norm.weight", "c.head"],
     ),
-    # `{what}` stands for one part of a name, `*` for any text.
+    # `{what}` matches one part of a name, `*` matches any text.
     ({"{what}": "{what}.{what}"}, [*BLOCKS[:3], "head.head"]),
     ({"*.{i}.norm.*": "{i}/*/*"}, ["0/blocks/weight", "0/blocks/bias", "1/blocks/weight", "head"]),
     (lambda name: name.upper(), [name.upper() for name in BLOCKS]),
@@ -51,12 +51,12 @@ def test_names_follow_the_table_in_both_directions(path):
         assert found == {name: [number] for number, name in enumerate(expected)}
         found = train.import_safetensors(jax.tree.map(np.zeros_like, model), path, names)
         assert found == model
-    # The same word in braces stands for the same text.
+    # The same word in braces matches the same text.
     train.export_safetensors(named("0.a.0", "0.a.1"), path, {"{i}.a.{i}": "both.{i}"})
     assert sorted(load_file(path)) == ["0.a.1", "both.0"]
 
 
-def test_arrays_without_a_name_in_the_file_are_left_out_and_stay(path):
+def test_arrays_without_a_name_in_the_file_are_not_exported_and_unchanged_by_import(path):
     model = named("w", "own", "other")
     for names in ({"o*": None}, lambda name: None if name[0] == "o" else name):
         train.export_safetensors(model, path, names)
@@ -94,19 +94,19 @@ LAYOUTS = [
     ),
     # The transposed array is split into parts.
     ({"q": GRID[:, :4], "k": GRID[:, 4:8], "v": GRID[:, 8:]}, thirds(axis=1), {"qkv": GRID.T}),
-    # Two heads of keys and values, and four of queries.
+    # Two heads of keys and values, and four heads of queries.
     (
         {"q": NUMBERS[:12], "k": NUMBERS[12:18], "v": NUMBERS[18:]},
         {"v": part("qkv", 3, 4), "k": part("qkv", 2, 4), "q": part("qkv", 0, 2, 4)},
         {"qkv": NUMBERS},
     ),
-    # Query, key and value of one head after another: here two heads of two features.
+    # The file has query, key and value of each head in turn: two heads with two features.
     (
         {name: HEADS[:, :, i].reshape(2, 4) for i, name in enumerate("qkv")},
         thirds(axis=-1, groups=2),
         {"qkv": GRID.T},
     ),
-    # Two groups of two heads of queries, and one of keys.
+    # Two groups with two heads of queries and one head of keys.
     (
         {"q.b": np.r_[NUMBERS[:8], NUMBERS[12:20]], "k.b": np.r_[NUMBERS[8:12], NUMBERS[20:]]},
         {"q.*": part("qk.*", 0, 2, 3, groups=2), "k.*": part("qk.*", 2, 3, groups=2)},
@@ -118,7 +118,7 @@ LAYOUTS = [
         {"a": NUMBERS, "b": np.ones_like(NUMBERS)},
     ),
     ({"w": 2 * GRID}, {"w": Stored("w", transpose=True, **DOUBLE)}, {"w": GRID.T}),
-    # `load` gets the part, and `save` gives it.
+    # `load` is called with the part, and `save` returns the part.
     (
         {"k": 2 * NUMBERS[:12], "v": NUMBERS[12:]},
         {"k": part("kv", 0, 2, **DOUBLE), "v": part("kv", 1, 2)},
@@ -215,7 +215,7 @@ def test_models_that_the_table_cannot_write_are_refused(path):
         assert not path.exists()
 
 
-def test_all_missing_names_of_an_array_have_to_be_ignored(path):
+def test_all_missing_names_of_an_array_must_be_ignored(path):
     save_file({"x": NUMBERS}, path)
     options = {"names": {"w": Stored("a", "b", load=np.add)}, "strict": False}
     like = {"w": NUMBERS + 1}

@@ -1,4 +1,4 @@
-"""The state that a training starts with, the scale of its loss, and checks for finite numbers."""
+"""The initial state of a training, loss scales, and checks for finite numbers."""
 
 import jax
 import jax.numpy as jnp
@@ -30,7 +30,7 @@ def test_starts_at_step_zero_with_strongly_typed_arrays_of_the_model(model, getk
     assert all(isinstance(leaf, jax.Array) for leaf in leaves)
     assert not any(jax.typeof(leaf).weak_type for leaf in leaves)
     assert state.model["weight"].dtype == model["weight"].dtype
-    # The optimiser sees floating-point arrays alone.
+    # The optimiser only gets floating-point arrays.
     moments = state.optimiser_state[0].mu
     assert (moments["weight"], moments["count"], moments["name"]) == (0, None, None)
     old_style = jax.random.PRNGKey(0)
@@ -51,7 +51,7 @@ def test_no_array_is_shared(model, getkey):
     assert not any(leaf.is_deleted() for leaf in given if hasattr(leaf, "is_deleted"))
 
 
-def test_an_array_at_two_places_warns_unless_it_is_shared_or_not_trained():
+def test_array_with_two_paths_warns_unless_it_is_shared_or_not_trained():
     layers = [nn.Linear(2, 2, use_bias=False, key=jax.random.key(0))] * 2
     tied = r"model\[0\]\.weight = model\[1\]\.weight\. .* Tie them with `nn\.Shared`"
     with pytest.warns(UserWarning, match=tied):
@@ -62,7 +62,7 @@ def test_an_array_at_two_places_warns_unless_it_is_shared_or_not_trained():
         TrainState.create(model, optax.sgd(0.1), key=jax.random.key(0))
 
 
-def test_arrays_stay_on_their_device_and_only_free_ones_may_be_moved():
+def test_committed_arrays_stay_on_their_device_and_uncommitted_arrays_may_be_moved():
     ones = np.ones(2, np.float32)
     placed, free = jax.device_put(ones, jax.devices()[1]), jax.device_put(ones)
     first, second = TrainState.create((placed, free), optax.sgd(0.1), key=jax.random.key(0)).model
@@ -97,16 +97,16 @@ def test_bad_arguments_are_refused(model):
 # --- finite numbers ---
 
 
-def test_one_number_that_is_not_finite_is_found():
+def test_single_nonfinite_number_is_found():
     good = {"ones": np.ones((2, 3)), "count": np.arange(2), "empty": np.ones((0, 2)), "no": None}
     cases = []
     for dtype in (np.float16, np.float32, np.complex64):
         spoilt = np.ones(4, dtype)
         spoilt[2] = np.nan
-        # The largest numbers are finite.
+        # The largest finite numbers.
         largest = np.full(4, np.finfo(dtype).max, dtype)
         cases += [(np.ones(4, dtype), True), (spoilt, False), (largest, True), (-largest, True)]
-        # XLA's maximum of so many numbers on a CPU passes over NaN.
+        # For large arrays, XLA's maximum on a CPU ignores NaN.
         many = np.ones(10_000, dtype)
         many[7_000] = np.nan
         cases += [(many, False), (np.full(10_000, np.finfo(dtype).max, dtype), True)]
@@ -114,10 +114,10 @@ def test_one_number_that_is_not_finite_is_found():
         cases.append((np.array([1, 1, bad, 1], np.float32), False))
     for parts in ((np.inf, 1.0), (1.0, np.nan), (1.0, -np.inf), (np.inf, np.nan)):
         cases.append((np.array(complex(*parts), np.complex64), False))
-    # So are these, though their absolute value is not.
+    # These numbers are finite, although their absolute value overflows.
     largest = np.full(4, complex(*[np.finfo("float32").max] * 2), np.complex64)
     cases += [(largest, True), (-largest, True)]
-    # What is frozen counts.
+    # Frozen arrays are checked too.
     layer = nn.freeze(nn.Linear(2, 2, key=jax.random.key(0)))
     spoilt = tree_at(lambda layer: layer.bias, layer, np.full(2, np.nan, np.float32))
     cases += [(layer, True), (spoilt, False), ((), True)]
@@ -127,8 +127,8 @@ def test_one_number_that_is_not_finite_is_found():
     assert all_finite(())
 
 
-def test_tree_where_takes_one_of_two_trees():
-    # What is not taken may be NaN.
+def test_tree_where_returns_one_of_two_trees():
+    # The other tree may contain NaN.
     one = {"a": jnp.ones(2), "b": np.arange(2), "c": "x"}
     other = {"a": jnp.full(2, jnp.nan), "b": np.arange(2, 4), "c": "x"}
     for condition, expected in ((True, one), (False, other)):
@@ -148,7 +148,7 @@ def test_losses_are_scaled_in_float32_and_gradients_are_unscaled_exactly():
         scaled = DynamicLossScale(2.0**15).scale_loss(jnp.array(3, dtype))
         assert (scaled.dtype, scaled) == (jnp.float32, 3 * 2**15)
     assert DynamicLossScale(4.0).scale_loss(1.5) == 6
-    # Losses that cannot be differentiated stay: the gradient refuses them.
+    # Losses without a derivative are not changed, because the gradient refuses them.
     for loss in (None, jnp.array(1), jnp.array(1j)):
         assert DynamicLossScale().scale_loss(loss) is loss
     float32 = np.random.default_rng(0).normal(size=100).astype(np.float32)
@@ -163,7 +163,7 @@ def test_losses_are_scaled_in_float32_and_gradients_are_unscaled_exactly():
     assert tree_equal(unscaled, [expected for _, expected in pairs])
 
 
-def test_the_scale_falls_at_an_overflow_and_grows_after_a_period_without():
+def test_scale_decreases_at_an_overflow_and_increases_after_a_period_without_overflow():
     period, factor, minimum, maximum = 3, 4.0, 1.0, 64.0
     are_finite = np.random.default_rng(0).random(200) < 0.7
     scale, num_good, expected = 16.0, 0, []

@@ -27,7 +27,7 @@ FLOAT16 = "params=float32,compute=float16,output=float32"
 
 
 def root_of_squares(model, batch, key):
-    """Of a finite loss and gradients that are not, at 0."""
+    """A loss that is finite at 0 and whose gradient is not."""
     return jnp.sqrt(jnp.sum((model.weight * batch) ** 2))
 
 
@@ -51,7 +51,7 @@ def batch():
     return jax.device_put((x, x.sum(axis=1) + 1))
 
 
-def test_makes_the_updates_of_plain_jax_and_optax(model, batch):
+def test_step_makes_the_updates_of_plain_jax_and_optax(model, batch):
     optimiser, traces = optax.adamw(0.1), []
 
     def counted(*arguments):
@@ -78,7 +78,7 @@ def test_makes_the_updates_of_plain_jax_and_optax(model, batch):
         np.testing.assert_allclose(value, expected, rtol=1e-5)
     assert tree_equal(state.model, eqx.combine(parameters, static), rtol=1e-4, atol=1e-6)
     assert (state.step, len(traces)) == (3, 1)
-    # The state is donated; the model it came from, and the batch, are not.
+    # The state is donated. The original model and the batch are not.
     assert first.model.layers[0].weight.is_deleted()
     assert not any(leaf.is_deleted() for leaf in jax.tree.leaves((batch, model)) if is_array(leaf))
 
@@ -113,7 +113,7 @@ LINE_SEARCH = optax.partition(
         (optax.chain(optax.clip(1.0), optax.lookahead(ADAM, 3, 0.5)), ()),
     ],
 )
-def test_optimisers_get_the_extra_arguments_of_plain_optax(optimiser, names, batch):
+def test_optimisers_are_called_with_the_extra_arguments_of_plain_optax(optimiser, names, batch):
     def of_batch(model, batch, key):
         return jnp.mean((batch[0] @ model["weight"] + model["bias"] - batch[1]) ** 2)
 
@@ -128,7 +128,7 @@ def test_optimisers_get_the_extra_arguments_of_plain_optax(optimiser, names, bat
         fast = parameters.fast if is_lookahead else parameters
 
         def value_fn(given):
-            # A partition hides the parameters of its other optimisers.
+            # In a partition, an optimiser only sees its own parameters.
             masked = {name for name in fast if isinstance(given[name], optax.MaskedNode)}
             return of_batch({**given, **{name: fast[name] for name in masked}}, batch, None)
 
@@ -151,7 +151,7 @@ def test_optimisers_get_the_extra_arguments_of_plain_optax(optimiser, names, bat
 
 @pytest.mark.parametrize("optimiser", [optax.lbfgs(), sam(opaque_mode=True)])
 def test_an_optimiser_evaluates_the_loss_of_the_same_step(optimiser, batch):
-    """With the key and the model state of the step, frozen arrays, and a loss scale."""
+    """The loss has a key, a model state, frozen arrays and a loss scale."""
 
     def loss(model, model_state, batch, key):
         noise_key, state_key = jr.split(key)
@@ -219,7 +219,7 @@ def test_models_and_optimisers_that_cannot_train_are_refused(batch, layer):
         make_step(squared_error, SGD)(start(optax.LookaheadParams(layer, layer)), batch)
 
 
-def test_complex_parameters_go_down_hill():
+def test_complex_parameters_descend_the_gradient():
     def loss(weight, x, key):
         return jnp.sum(jnp.abs(weight * x - 1) ** 2)
 
@@ -228,20 +228,20 @@ def test_complex_parameters_go_down_hill():
     for _ in range(3):
         state, value = step(state, jnp.ones(2, complex))
         losses.append(float(value))
-    # Each step takes a fifth off the distance to 1.
+    # Each step reduces the distance to 1 by a fifth.
     np.testing.assert_allclose(losses, [9 * 0.64**number for number in range(3)], rtol=1e-5)
 
 
 # --- keys ---
 
 
-def test_no_key_is_used_twice_and_the_state_decides_them(layer, batch):
+def test_no_key_is_reused_and_keys_depend_only_on_the_state(layer, batch):
     def loss(model, model_state, batch, key):
         state_key, noise_key = jr.split(model_state["key"])
         noise = jr.normal(key, ()) + jr.normal(noise_key, ())
         return squared_error(model, batch, None) + noise, {"key": state_key}
 
-    # The tests look for keys that are used twice.
+    # The test suite enables the check for reused keys.
     step = make_step(loss, SGD)
     first = start(layer, loss_scale=DynamicLossScale(), model_state={"key": jr.key(3)})
     runs = [fit(first, step, [batch] * 3, num_steps=3) for _ in range(2)]
@@ -256,7 +256,7 @@ def test_no_key_is_used_twice_and_the_state_decides_them(layer, batch):
 # --- halts ---
 
 
-def test_a_loss_that_is_not_finite_leaves_the_state_unchanged(layer, batch):
+def test_nonfinite_loss_does_not_change_the_state(layer, batch):
     loss = lambda model, batch, key: squared_error(model, batch[:2], key) + batch[2]
     step = make_step(loss, ADAM)
     good = (*batch, jnp.array(0.0))
@@ -273,7 +273,7 @@ def test_a_loss_that_is_not_finite_leaves_the_state_unchanged(layer, batch):
 
 
 @pytest.mark.usefixtures("plain_dispatch")
-def test_parameters_and_model_states_that_are_not_finite_halt():
+def test_nonfinite_parameters_and_model_states_halt():
     model = nn.Linear(2, 2, key=jr.key(0))
     state, loss = make_step(root_of_squares, SGD)(start(model), jnp.zeros((1, 2)))
     assert (loss, bool(state.is_halted)) == (0, True)
@@ -286,17 +286,17 @@ def test_parameters_and_model_states_that_are_not_finite_halt():
     state, loss = make_step(remember, SGD)(state, jnp.array(jnp.inf))
     assert (loss, bool(state.is_halted), state.model_state["last"]) == (1, True, 0)
     keep = jax.jit(keep_if_finite)
-    # What was there before the step does not matter.
+    # The values before the step do not matter.
     bad, good = (start({"a": np.full(4, value, np.float32)}) for value in (np.nan, 1))
     assert keep(good, bad, 0.0).is_halted
     assert not keep(bad, good, 0.0).is_halted
-    # Arrays of numbers that the optimiser keeps count, single numbers do not.
+    # Arrays of the optimiser are checked, its scalars are not.
     for last, halts in ((np.full(1, np.nan, np.float32), True), (np.float32(np.nan), False)):
         old = dataclasses.replace(good, optimiser_state=np.ones_like(last))
         assert keep(old, dataclasses.replace(old, optimiser_state=last), 0.0).is_halted == halts
     empty = start({"count": jnp.arange(2)})
     assert not keep(empty, empty, 0.0).is_halted
-    # Numbers may be infinite on purpose: the best loss before there was one, a frozen constant.
+    # Some numbers are infinite on purpose: the initial best loss, a frozen constant.
     model = tree_at(lambda model: model.bias, model, jnp.array([-jnp.inf, 0.0]))
     optimiser = optax.chain(ADAM, optax.contrib.reduce_on_plateau(patience=2))
     state = start(nn.freeze(model, lambda model: model.bias), optimiser)
@@ -305,7 +305,7 @@ def test_parameters_and_model_states_that_are_not_finite_halt():
 
 
 def test_an_infinite_moment_halts():
-    # The square of the gradient overflows, and the update is 0 from then on.
+    # The square of the gradient overflows, so that all later updates are 0.
     def loss(model, steepness, key):
         return steepness * model["slope"]
 
@@ -323,12 +323,12 @@ def test_an_infinite_moment_halts():
     ("loss_scale", "platform"), [(None, "default"), (DynamicLossScale(4.0), "cpu")]
 )
 def test_a_skipped_update_changes_only_the_step(loss_scale, platform, batch, monkeypatch):
-    # A GPU selects arrays where a CPU branches.
+    # A GPU selects arrays, a CPU branches.
     monkeypatch.setattr(jax.lax, "platform_dependent", lambda **branches: branches[platform]())
 
     def loss(model, model_state, batch, key):
         value, state = squares(model, model_state, batch[:2], key)
-        # A finite loss has gradients that are not.
+        # The loss is finite and its gradients are not.
         return value + jnp.sqrt(batch[2]) * model[0].bias[0], state
 
     model, model_state = nn.make_with_state(normalised)(jr.key(0))
@@ -359,7 +359,7 @@ def test_a_skipped_update_changes_only_the_step(loss_scale, platform, batch, mon
         (optax.MultiSteps(SGD, 1, should_skip_update_fn=optax.skip_not_finite), True),
     ],
 )
-def test_an_update_that_the_optimiser_skips_keeps_the_model_state(
+def test_update_that_the_optimiser_skips_keeps_the_model_state(
     optimiser, check_finite, stateful, batch
 ):
     state = start(stateful.model, optimiser, model_state=stateful.model_state)
@@ -373,7 +373,7 @@ def test_an_update_that_the_optimiser_skips_keeps_the_model_state(
 
 
 def test_debug_nans_works_with_donated_arrays(layer, batch):
-    """By a step, and by `fit`, which were compiled before the search."""
+    """Tests steps and `fit`, which are compiled before `debug_nans` is enabled."""
     steps = [make_step(squared_error, SGD, check_finite=check) for check in (True, False)]
     bad = (np.full((8, 3), np.nan, np.float32), batch[1])
 
@@ -387,7 +387,7 @@ def test_debug_nans_works_with_donated_arrays(layer, batch):
         run()
     with jax.debug_nans(True):
         for number, run in enumerate([*run_all(bad), *run_all(bad)]):
-            # A step by itself has lost its arrays the first time.
+            # After the first error of a direct call, the arrays of the step are deleted.
             is_lost = number in (2, 3)
             message = "because its arguments were donated" if is_lost else r"\(nan\) encountered in"
             with pytest.raises(FloatingPointError, match=message) as caught:
@@ -416,7 +416,7 @@ def scaled(model, optimiser, *args, **options):
 
 
 def test_a_loss_scale_trains_gradients_that_underflow_and_skips_an_overflow(layer, batch):
-    # In float16 the gradients, of 1e-9, are 0.
+    # In float16 the gradients of about 1e-9 underflow to 0.
     def loss(model, batch, key):
         return 1e-9 * squared_error(model, batch, key)
 
@@ -442,11 +442,11 @@ def test_a_loss_scale_trains_gradients_that_underflow_and_skips_an_overflow(laye
     assert tree_equal((state.model, state.optimiser_state), (before.model, before.optimiser_state))
     assert (state.loss_scale.scale, state.loss_scale.counter) == (2.0**59, 0)
     assert jnp.isfinite(loss)
-    # The number of the step grows, so that the next key differs.
+    # The step number increases, so that the next key differs.
     assert (bool(state.is_halted), state.step) == (False, 11)
 
 
-def test_gradients_not_finite_at_the_smallest_scale_and_losses_at_any_halt(root_step, linear):
+def test_nonfinite_gradients_at_the_smallest_scale_and_nonfinite_losses_halt(root_step, linear):
     state = scaled(linear, SGD, 4.0)
     for _ in range(2):
         state, _ = root_step(state, STEEP)
@@ -493,7 +493,7 @@ def stateful():
     return start(model, model_state=model_state)
 
 
-def test_the_model_state_advances_with_each_step_and_is_kept_when_halted(stateful, batch):
+def test_model_state_is_updated_by_each_step_and_kept_when_halted(stateful, batch):
     step, by_hand = make_step(squares, SGD), eqx.filter_jit(squares)
     first, state = stateful, copy_arrays(stateful)
     for _ in range(3):
@@ -512,8 +512,8 @@ def test_the_model_state_advances_with_each_step_and_is_kept_when_halted(statefu
     assert tree_equal(state.model_state, before)
 
 
-def test_skipped_update_leaves_the_statistics(stateful, batch):
-    # The gradient of the root at 0 is not finite, at any scale.
+def test_skipped_update_does_not_change_the_statistics(stateful, batch):
+    # The gradient of the root at 0 is not finite at any loss scale.
     def loss(model, state, batch, key):
         value, state = squares(model, state, batch, key)
         return jnp.sqrt(0 * value), (state, "beside")
@@ -540,7 +540,7 @@ def test_losses_that_return_another_model_state_are_refused(stateful, batch):
         loss = lambda weight, model_state, batch, key: (jnp.sum(weight), {"b": new})
         return make_step(loss, SGD)(start(jnp.ones(2), model_state={"b": old}), None)[0]
 
-    # Values are compared, not how they print.
+    # The error compares values, not their text.
     for old, new, *shown in [
         (1, True, "1", "True"),
         (jnp.ones(2), jnp.ones(3), r"an array of shape \(2,\) .*", r"an array of shape \(3,\) .*"),
@@ -548,14 +548,14 @@ def test_losses_that_return_another_model_state_are_refused(stateful, batch):
         before, after = (rf"the {each} model_state\['b'\] is " for each in ("old", "new"))
         with pytest.raises(TypeError, match=f": {before}{shown[0]}, and {after}{shown[1]}\\."):
             step_to(old, new)
-    # Arrays of NumPy may come back.
+    # The loss may return NumPy arrays.
     assert step_to(jnp.zeros(2), np.ones(2, np.float32)).model_state["b"].tolist() == [1, 1]
 
 
 # --- errors and names ---
 
 
-def test_the_state_of_another_optimiser_is_refused(model, batch):
+def test_state_of_another_optimiser_is_refused(model, batch):
     state = start(model, ADAM)
     for optimiser, expected in [
         (SGD, r"its optimiser, \(EmptyState, EmptyState\), but the TrainState has"),
@@ -611,7 +611,7 @@ def test_bad_states_optimisers_and_losses_are_refused(model, batch):
 
 
 @pytest.mark.usefixtures("plain_dispatch")
-def test_a_donated_state_is_named_by_path(model, batch):
+def test_error_of_a_donated_state_names_the_path(model, batch):
     state, step = start(model), make_step(squared_error, SGD)
     step(state, batch)
     with pytest.raises((RuntimeError, ValueError), match="deleted") as caught:

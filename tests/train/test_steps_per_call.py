@@ -1,4 +1,4 @@
-"""Many steps in one call equal single steps."""
+"""Several steps in a call give the same results as single steps."""
 
 import functools
 import itertools
@@ -16,8 +16,8 @@ from tests.nn.arrays import filled
 from tests.train.linear import squared_error
 
 
-def test_many_steps_in_a_call_equal_single_steps():
-    """With a model state, dropout, a frozen layer and a loss scale."""
+def test_several_steps_in_a_call_equal_single_steps():
+    """The training has a model state, dropout, a frozen layer and a loss scale."""
     keys = jax.random.split(jax.random.key(0))
     layers = [nn.Linear(3, 2, key=keys[0]), nn.Linear(2, "scalar", key=keys[1]), nn.Dropout(0.5)]
 
@@ -64,7 +64,7 @@ def simple():
     return state, train.make_step(squared_error, optimiser)
 
 
-def test_many_steps_in_a_call_end_a_run_early_like_single_steps(simple):
+def test_several_steps_in_a_call_end_a_run_early_like_single_steps(simple):
     def of_several_shapes():
         return (next(batches(size)) for size in [8, 8, 4, 8, 8, 8, 4, 4, 8])
 
@@ -73,7 +73,7 @@ def test_many_steps_in_a_call_end_a_run_early_like_single_steps(simple):
     for source in sources:
         runs = (train.fit(*simple, source(), num_steps=11, steps_per_call=n) for n in (4, 1))
         assert_same(*runs)
-    # Where steps do not look at their loss.
+    # The steps do not check their loss.
     step = train.make_step(squared_error, optax.sgd(0.1), check_finite=False)
     run = functools.partial(train.fit, simple[0], step, num_steps=11)
     single, many = (run(batches(bad_at=6), steps_per_call=n) for n in (1, 4))
@@ -81,7 +81,7 @@ def test_many_steps_in_a_call_end_a_run_early_like_single_steps(simple):
     np.testing.assert_allclose(many.history, single.history, rtol=1e-5)
 
 
-def test_callbacks_and_evaluations_are_not_late_within_a_call(simple):
+def test_callbacks_and_evaluations_are_not_delayed_to_the_end_of_a_call(simple):
     moments = []
 
     class Recorder(train.Callback):
@@ -108,7 +108,7 @@ def test_callbacks_and_evaluations_are_not_late_within_a_call(simple):
     np.testing.assert_allclose(logged, expected, rtol=1e-6)
 
 
-def test_ctrl_c_ends_the_run_after_a_step_on_each_taken_batch(simple, ctrl_c):
+def test_ctrl_c_ends_the_run_after_steps_on_all_drawn_batches(simple, ctrl_c):
     def interrupted():
         for index, batch in enumerate(batches(), start=1):
             if index == 6:
@@ -127,13 +127,13 @@ def test_ctrl_c_ends_the_run_after_a_step_on_each_taken_batch(simple, ctrl_c):
         assert eqx.tree_equal(result.state, expected.state, rtol=1e-5, atol=1e-6)
 
 
-def test_no_batch_is_taken_without_a_step_on_it(simple):
+def test_each_drawn_batch_is_used_in_a_step(simple):
     source = train.minibatches((np.ones((16, 3), np.float32), np.ones(16, np.float32)), 4, seed=0)
     train.fit(*simple, source, num_steps=6, steps_per_call=4)
     assert (source.position["epoch"], source.position["index"]) == (1, 2)
 
     class Epochs:
-        """Begins again after it has ended."""
+        """An iterator that starts again after its end."""
 
         def __init__(self):
             self.ends = itertools.cycle([False] * 3 + [True])
@@ -149,7 +149,7 @@ def test_no_batch_is_taken_without_a_step_on_it(simple):
     assert len(train.fit(*simple, Epochs(), num_steps=9, steps_per_call=2).history) == 3
 
 
-def test_one_program_serves_for_any_number_of_steps(simple):
+def test_one_program_is_used_for_any_number_of_steps(simple):
     traces = []
 
     def loss(model, batch, key):
@@ -168,7 +168,7 @@ def test_auto_measures_both_and_reports_its_choice(simple, monkeypatch, ticks_of
         return train.fit(*simple, batches(), num_steps=num_steps, steps_per_call="auto")
 
     assert "too short to measure" in run(30).message
-    # A call takes one tick, or as many of them from the twenty-second on.
+    # A call takes one tick. From the twenty-second call on, it takes `ticks_of_many` ticks.
     durations = itertools.chain([1.0] * 42, itertools.cycle([1.0, float(ticks_of_many)]))
     monkeypatch.setattr(_fit.time, "perf_counter", itertools.accumulate(durations).__next__)
     result = run(100)
@@ -181,7 +181,7 @@ def test_auto_measures_both_and_reports_its_choice(simple, monkeypatch, ticks_of
     np.testing.assert_allclose(result.history, expected, rtol=1e-4, atol=1e-9)
 
 
-# --- programs are not mixed up ---
+# --- the right program for each batch and step ---
 
 
 def stepped(measured):
@@ -198,7 +198,7 @@ def into_one_array():
     buffer = np.zeros(3, np.float32)
     for number in range(7):
         buffer[...] = number
-        # Another shape at the fourth: it waits for the next call.
+        # The fourth batch has another shape and starts a new call.
         yield buffer[: 2 if number == 3 else 3]
 
 
@@ -261,7 +261,7 @@ def test_a_run_has_the_program_of_its_own_model_and_step(simple, steps_per_call)
     def fit(state, step):
         return train.fit(state, step, [X] * 2, num_steps=2, steps_per_call=steps_per_call)
 
-    # Static fields that are equal and not the same.
+    # Static fields that are equal but of different types.
     step = train.make_step(loss, optax.sgd(0.1))
     for power in (1, True, 1.0):
         model = Model(jnp.ones(()), power)
@@ -276,7 +276,7 @@ def test_a_run_has_the_program_of_its_own_model_and_step(simple, steps_per_call)
             new = eqx.tree_at(lambda state: state.step, state, state.step + 1)
             return new, jnp.mean(batch) * 0 + self.target
 
-    # Arrays of a step, and arrays that a plain function reads, have their present values.
+    # Steps use the current values of their arrays, and of arrays that a plain function reads.
     number = np.zeros((), np.float32)
     for step in (eqx.filter_jit(Step(number)), lambda *args: Step(jnp.asarray(number))(*args)):
         for value in (1.0, 2.0):
@@ -306,7 +306,7 @@ def test_a_step_that_changes_more_than_the_values_of_arrays_is_refused():
     ]:
         with pytest.raises(TypeError, match=message):
             train.fit(start(before), changing(new), batches(), num_steps=3, steps_per_call=2)
-    # One at a time it is not.
+    # With single steps it is accepted.
     step = eqx.filter_jit(changing(lambda old: old + "!"))
     assert train.fit(start("a"), step, batches(), num_steps=2).state.model_state == "a!!"
 

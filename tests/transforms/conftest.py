@@ -5,4 +5,4 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def as_users_call(plain_dispatch: None) -> None:
-    """Every test here is about calls."""
+    """Makes all tests of this folder dispatch calls as users do."""

@@ -1,4 +1,4 @@
-"""Modules, a mesh and placements that several tests of transformations use."""
+"""Modules, a mesh and shardings for several tests of transformations."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import jax
 
 import eqxlike
 
-# One device on a machine with one GPU, where `benchmarks.all` runs the tests that need no more.
+# On a machine with one GPU, `benchmarks.all` runs the tests that need only one device.
 MESH = jax.make_mesh(
     (min(2, jax.device_count()),), ("data",), axis_types=(jax.sharding.AxisType.Auto,)
 )

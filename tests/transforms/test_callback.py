@@ -63,8 +63,8 @@ def test_callback_may_be_a_module_with_traced_arrays():
 # --- results ------------------------------------------------------------------------------------
 
 
-def test_static_leaves_come_back_unchanged_and_double_precision_as_single():
-    # The text of the callback is equal, but another object.
+def test_static_leaves_are_returned_unchanged_and_double_precision_becomes_single():
+    # The text that the callback returns is equal, but a different object.
     callback = lambda x: (x, "".join("st"), 3, None)
     x, text, number, nothing = call(callback, X, result=(STRUCT, "st", 3, None))
     assert (x.tolist(), text, number, nothing) == ([0, 1, 2], "st", 3, None)
@@ -105,7 +105,7 @@ def test_vmap_method_selects_the_shapes_of_the_calls():
         ({"vmap_method": "sequential"}, [((3,), (3,))] * 2),
         ({"vmap_method": "expand_dims"}, [((2, 3), (1, 3))]),
         ({"vmap_method": "broadcast_all"}, [((2, 3), (2, 3))]),
-        # The older form.
+        # The older option.
         ({"vectorized": True}, [((2, 3), (3,))]),
         ({"vectorized": False}, [((3,), (3,))] * 2),
     ):
@@ -123,7 +123,7 @@ def test_arrays_of_the_callback_are_not_mapped():
 
 AB = {"a": [STRUCT, STRUCT]}
 SECOND = r"result\['a'\]\[1\]"
-# The expected result, the result of the callback, and words of the error.
+# Tuples (expected result, result of the callback, words of the error).
 RESULTS = [
     ((STRUCT,), [X], r"Expected \(f32\[3\],\)"),
     ((STRUCT, "t"), (X, "u"), r"'u' as result\[1\]; expected 't'"),

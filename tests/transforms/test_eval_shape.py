@@ -16,7 +16,7 @@ from tests.examples import at_most
 
 MATRIX = jnp.ones((2, 3))
 
-# NumPy makes an array of each shape without compiling anything.
+# NumPy makes arrays without compiling a program for each shape.
 DTYPES = st.sampled_from([np.float32, np.int32, np.bool_, jnp.bfloat16])
 ARRAYS = st.builds(np.zeros, st.lists(st.integers(0, 3), max_size=3), DTYPES)
 TREES = st.recursive(
@@ -31,7 +31,7 @@ def to_struct(leaf):
 
 
 def describe(tree):
-    """Structs as pairs: two are equal if shape and dtype are."""
+    """Replaces structs by pairs of shape and dtype."""
     return jtu.tree_map(lambda x: (x.shape, x.dtype) if hasattr(x, "shape") else x, tree)
 
 
@@ -54,7 +54,7 @@ def test_other_leaves_than_arrays_are_passed_and_nothing_is_computed():
     assert filter_eval_shape(lambda x: x * 2, 2.0) == 4.0
 
 
-def test_modules_are_made_called_and_passed():
+def test_modules_are_constructed_called_and_passed():
     class Model(eqxlike.Module):
         weight: Any
         name: str = eqxlike.field(static=True)

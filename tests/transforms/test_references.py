@@ -1,4 +1,4 @@
-"""Mutable arrays, `jax.Ref`: read and written as in `jax.jit`, and never returned."""
+"""Mutable arrays, `jax.Ref`, are read and written as in `jax.jit`, and never returned."""
 
 from typing import Any
 
@@ -47,7 +47,7 @@ def test_reference_is_read_and_written_as_in_jax_jit():
         jitted, ref, outputs = jit(program), jax.new_ref(X), []
         for _ in range(2):
             outputs.append(jitted(ref, X))
-            # What is in it changes between the calls too.
+            # Its value also changes between the calls.
             ref[...] *= 2
         return [each.tolist() for each in (*outputs, ref[...])]
 

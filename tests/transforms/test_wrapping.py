@@ -1,4 +1,4 @@
-"""The wrappers of all transformations: metadata, methods and errors."""
+"""Wrappers of all transformations: metadata, methods and errors."""
 
 import functools
 import inspect
@@ -100,10 +100,10 @@ def test_error_of_a_value_that_is_not_callable_names_the_transformation():
         (r"`filter_custom_vjp\.defvjp` expects", lambda: custom_vjp.defvjp(3, len)),
         ("keyword argument 'foo'", lambda: eqxlike.filter_checkpoint(double, foo=True)(TWO)),
         ("keyword argument 'foo'", lambda: grad(double, foo=True)(TWO)),
-        # A decorator refuses its options before it gets a function.
+        # A decorator refuses wrong options before it is called with a function.
         ("filter_checkpoint: .*argument 'foo'", lambda: eqxlike.filter_checkpoint(foo=True)),
         ("filter_shard_map: .*required .*specs'", lambda: eqxlike.filter_shard_map(mesh=mesh)),
-        # JAX itself refuses `reduce_axes`, but only without a mode.
+        # JAX refuses `reduce_axes`, but only without a mode.
         ("'reduce_axes'", lambda: grad(double, mode=eqxlike.ad.Forward(), reduce_axes=("x",))),
     ):
         with pytest.raises(TypeError, match=message):

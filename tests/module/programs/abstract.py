@@ -1,4 +1,4 @@
-"""Abstract classes: attributes and methods, overridden in each way, inherited over several."""
+"""Abstract classes: attributes and methods, ways to override them, and multiple inheritance."""
 
 import abc
 import dataclasses

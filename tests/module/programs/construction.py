@@ -1,4 +1,4 @@
-"""How an instance is made: generated and custom `__init__`, `__post_init__`, `__check_init__`."""
+"""Making an instance: generated and custom `__init__`, `__post_init__`, `__check_init__`."""
 
 import dataclasses
 import inspect
@@ -285,7 +285,7 @@ def typed_classes(eqx):
     @typed
     class Model(Base):
         y: Float[Array, " size"]
-        # The converter takes other types than the annotation.
+        # The converter accepts other types than the annotation.
         z: Float[Array, ""] = eqx.field(converter=jnp.asarray, default=1.0)
 
     class Sub(Model):

@@ -1,4 +1,4 @@
-"""Class decorators, which replace the functions in the body of a class."""
+"""Class decorators that replace the functions in the body of a class."""
 
 import abc
 import functools
@@ -15,7 +15,7 @@ from jaxtyping import Array, Float, jaxtyped
 from tests.module.programs.registry import program
 
 
-def came_to(*functions):
+def outputs_of(*functions):
     """The output of each function, or the name of its error."""
     found = []
     for function in functions:
@@ -61,12 +61,12 @@ def make(eqx):
 def calls(Model):
     model = Model(1)
     functions = (model.method, model, Model.of_class, model.static, model.compiled)
-    checked = [came_to(lambda: each(True), lambda: each("a")) for each in functions]  # noqa: B023
-    return checked, came_to(model.wrong, lambda: model.name, lambda: Model.method(model, "a"))
+    checked = [outputs_of(lambda: each(True), lambda: each("a")) for each in functions]  # noqa: B023
+    return checked, outputs_of(model.wrong, lambda: model.name, lambda: Model.method(model, "a"))
 
 
 def tag_functions(found):
-    """A decorator that replaces each function that `found` gives of a class."""
+    """A decorator that replaces the functions in `found(cls)`."""
 
     def decorate(cls):
         for name, function in found(cls):
@@ -154,17 +154,17 @@ def classes_above_and_below_a_decorated_one(eqx):
             return x.shape
 
     return (
-        [calls(Below), calls(Decorated), came_to(lambda: Below(1).other(wrong))],
-        came_to(lambda: WithMixin().mixed(wrong), Abstract, lambda: Concrete().method(wrong)),
-        came_to(lambda: Typed(1).method(jnp.ones(2)), lambda: Typed(1).method(jnp.ones((2, 2)))),
-        came_to(lambda: Typed(1, "a"), lambda: Typed(1.0).value.shape),
+        [calls(Below), calls(Decorated), outputs_of(lambda: Below(1).other(wrong))],
+        outputs_of(lambda: WithMixin().mixed(wrong), Abstract, lambda: Concrete().method(wrong)),
+        outputs_of(lambda: Typed(1).method(jnp.ones(2)), lambda: Typed(1).method(jnp.ones((2, 2)))),
+        outputs_of(lambda: Typed(1, "a"), lambda: Typed(1.0).value.shape),
     )
 
 
 @program
 def decorated_method_is_a_pytree(eqx):
     Model = beartype(make(eqx))
-    # Where `pickle` looks for it.
+    # `pickle` looks for the class under this name.
     Model.__qualname__ = Model.__name__ = "Decorated"
     vars(sys.modules[__name__])["Decorated"] = Model
     method = Model(2).method
@@ -173,5 +173,5 @@ def decorated_method_is_a_pytree(eqx):
         (isinstance(method, eqx.Module), jax.tree.leaves(method), method.__name__),
         str(inspect.signature(method)),
         [(each == method, hash(each) == hash(method), each(True)) for each in again],
-        [came_to(lambda: each("a"), lambda: eqx.filter_jit(each)("a")) for each in again],  # noqa: B023
+        [outputs_of(lambda: each("a"), lambda: eqx.filter_jit(each)("a")) for each in again],  # noqa: B023
     )

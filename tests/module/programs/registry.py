@@ -1,4 +1,4 @@
-"""The registry of the programs in this folder, and functions that several of them use."""
+"""The registry of the programs in this folder, and functions for several programs."""
 
 from tests.beside_equinox import Programs
 

@@ -1,4 +1,4 @@
-"""Classes whose attributes are replaced: by `__init_subclass__`, by a patch, by deletion."""
+"""Classes whose attributes are replaced: by `__init_subclass__`, a patch or a deletion."""
 
 import functools
 import inspect
@@ -21,7 +21,7 @@ def doubled(function):
 
 
 def make_base(eqx, replace):
-    """A class that calls `replace` with each of its subclasses as it is made."""
+    """A class that calls `replace` with each new subclass."""
 
     class Base(eqx.Module):
         def __init_subclass__(cls, **kwargs):

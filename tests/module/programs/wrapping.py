@@ -32,7 +32,7 @@ def make_twice(library):
         def __wrapped__(self):
             return self.function
 
-    # Where pickle finds it.
+    # `pickle` looks for the class under this name.
     Twice.__qualname__ = f"{library.__name__.capitalize()}Twice"
     return Twice
 

@@ -1,8 +1,8 @@
-"""Saves checkpoints while the size of files is limited, as on a full disk, and checks the imports.
+"""Saves checkpoints while the size of files is limited, as on a full disk, and checks imports.
 
-`python full_disk.py FOLDER` runs in its own process, because the limit holds for all its files. It
-exits with status 0 if all checks pass. At exit one checkpoint is being written, and an earlier save
-has failed without a `wait`.
+`python full_disk.py FOLDER` runs in a separate process, because the limit applies to all files of a
+process. It exits with status 0 if all checks pass. At exit one save is in progress, and an earlier
+save has failed, without a call of `wait`.
 """
 
 import errno
@@ -24,7 +24,7 @@ IMPORTED = {"orbax", "tensorstore", "safetensors"} & set(sys.modules)
 
 
 def check(folder: pathlib.Path, size: int, state: Any, background: bool) -> None:
-    """Saves a state where files have such a size at most."""
+    """Saves a state while files may have at most `size` bytes."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     with train.CheckpointFolder(folder, keep_last=1) as checkpoints:
         checkpoints.save(1, {"w": np.full(4, 1)})
@@ -40,7 +40,7 @@ def check(folder: pathlib.Path, size: int, state: Any, background: bool) -> None
 
 
 def save_at_the_end(folder: pathlib.Path) -> None:
-    """Begins the two, each in a thread."""
+    """Starts a save that fails and a slow save, both in the background."""
     seal = _orbax.seal
 
     def slowly(manifest, arrays):
@@ -61,9 +61,9 @@ def save_at_the_end(folder: pathlib.Path) -> None:
 
 if __name__ == "__main__":
     assert not IMPORTED
-    # A process that hangs prints its stacks before the test ends it.
+    # A process that hangs prints its stacks before the test kills it.
     faulthandler.dump_traceback_later(60, exit=True)
-    # The first file that does not fit is one of Orbax's notes, then an array, then the manifest.
+    # The first file that exceeds the limit is a metadata file of Orbax, an array, or the manifest.
     for size, state, background in [
         (64, {"w": np.zeros(10)}, False),
         (1500, {"w": np.zeros(1000)}, True),

@@ -1,4 +1,4 @@
-"""Saves in the background: contents, end and errors; and the files that a killed save leaves."""
+"""Background saves: contents, completion and errors, and the files after a killed save."""
 
 import os
 import subprocess
@@ -21,7 +21,7 @@ def path(tmp_path):
 
 
 class Gate:
-    """Holds back each write until it is opened, and may raise then."""
+    """Blocks each write until the gate is open, and then writes or raises `error`."""
 
     def __init__(self, seal):
         self.seal, self.is_open = seal, threading.Event()
@@ -45,7 +45,7 @@ def gate(monkeypatch):
 
 @pytest.fixture
 def opened_by_join(gate, monkeypatch):
-    """The gate, which opens once something waits for a save."""
+    """A gate that opens when a caller waits for a save."""
     join = train.Saving.join
 
     def open_and_join(saving):
@@ -102,7 +102,7 @@ def test_errors_are_raised_once_by_wait_or_by_the_next_save_at_the_path(path, ga
     for _ in range(2):
         fails(saving.wait)
     assert saving.is_done
-    # The old one stays.
+    # The old checkpoint stays.
     assert train.restore(path, np.ones(1)).state == 0
     train.save(path, np.ones(1), background=True).join()
     gate.error, other = None, path.with_name("other")
@@ -113,11 +113,11 @@ def test_errors_are_raised_once_by_wait_or_by_the_next_save_at_the_path(path, ga
     assert train.restore(path, np.zeros(1)).state == 1
 
 
-# --- killed ---
+# --- killed processes ---
 
 
-# Dies by SIGKILL at the nth call of a function that changes files. Children are forked before Orbax
-# has any threads; each begins a save over the old checkpoint.
+# Each child process replaces the old checkpoint. It kills itself at the nth call of a function that
+# changes files. Children are forked before Orbax starts threads.
 SCRIPT = """
 import os, pathlib, shutil, signal, sys
 import numpy as np
@@ -156,7 +156,7 @@ for number in range(1, 100):
 """
 
 
-def test_the_old_or_the_new_checkpoint_is_whole_after_a_kill(tmp_path):
+def test_the_old_or_the_new_checkpoint_is_complete_after_a_kill(tmp_path):
     train.save(tmp_path / "old", {"w": np.full(4, 0)}, 0)
     command = [sys.executable, "-W", "ignore", "-c", SCRIPT, str(tmp_path)]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=300)
@@ -172,7 +172,7 @@ def test_the_old_or_the_new_checkpoint_is_whole_after_a_kill(tmp_path):
             train.save(path, {"w": np.full(4, 2)}, 2)
             assert train.restore(path, like).data == 2
             assert len(os.listdir(path)) == 1
-    # One rename makes the new of the old; there were kills before it and after it.
+    # One rename replaces the old by the new checkpoint. Some kills come before, some after it.
     count = found.count(0)
     assert found == [0] * count + [1] * (len(found) - count)
     assert count > 5

@@ -1,4 +1,4 @@
-"""No damaged checkpoint is restored: the error names the damaged file."""
+"""A damaged checkpoint is never restored. The error names the damaged file."""
 
 import re
 import shutil
@@ -32,7 +32,7 @@ def path(saved, tmp_path):
 
 
 def is_refused(path):
-    """Whether the checkpoint is refused as damaged; if it is not, it is the one that was saved."""
+    """Whether the checkpoint is refused as damaged. If not, asserts that it is the saved state."""
     try:
         restored = train.restore(path, STATE)
     except train.CheckpointError:
@@ -48,7 +48,7 @@ def test_damage_of_any_file_is_detected(path):
     files = sorted(each for name in ("arrays", "manifest") for each in (path / name).rglob("*"))
     num_flipped = 0
     for file in files:
-        # Orbax's own note that an item is written; it is not read.
+        # Orbax's marker of a written item, which is not read.
         if file.is_dir() or file.name == "commit_success.txt":
             continue
         whole = file.read_bytes()
@@ -69,7 +69,7 @@ def test_damage_of_any_file_is_detected(path):
     assert not is_refused(path)
 
 
-def test_damage_of_the_notes_of_orbax_is_detected_or_harmless(path):
+def test_damage_of_the_metadata_of_orbax_is_detected_or_harmless(path):
     notes = [path / "_CHECKPOINT_METADATA", path / "metrics" / "metrics"]
     for file in notes:
         for content in (b"", b"{}", b"x"):

@@ -1,4 +1,4 @@
-"""A folder of checkpoints: the kept ones, the restored one, and other files."""
+"""A folder of checkpoints: kept and restored checkpoints, and other files."""
 
 import contextlib
 import os
@@ -60,7 +60,7 @@ def test_the_best_are_kept_and_found(folder, mode, kept, best):
     assert train.CheckpointFolder(folder, mode=mode).best() == folder / f"step_{best:09d}"
 
 
-def test_scores_of_an_earlier_run_count_and_of_equal_scores_the_newest_is_kept(folder):
+def test_scores_of_an_earlier_run_count_and_the_newest_of_equal_scores_is_kept(folder):
     for each in ({1: 0.5, 2: 0.5}, {3: 0.75, 4: jnp.float32(1)}):
         with train.CheckpointFolder(folder, keep_last=1, keep_best=1) as checkpoints:
             for step, score in each.items():
@@ -68,10 +68,10 @@ def test_scores_of_an_earlier_run_count_and_of_equal_scores_the_newest_is_kept(f
     assert steps(checkpoints) == [4, 2]
 
 
-# --- damaged ones ---
+# --- damaged checkpoints ---
 
 
-def test_damaged_checkpoints_are_passed_over_with_a_warning(folder):
+def test_damaged_checkpoints_are_skipped_with_a_warning(folder):
     with train.CheckpointFolder(folder) as checkpoints:
         for step in (1, 2, 3):
             checkpoints.save(step, state(step))
@@ -95,7 +95,7 @@ def test_damaged_checkpoints_are_passed_over_with_a_warning(folder):
     assert all(f"step_00000000{step}" in str(caught.value) for step in (1, 2, 3))
 
 
-def test_a_run_continues_past_a_damaged_checkpoint_which_is_put_aside(folder):
+def test_run_continues_and_renames_a_damaged_checkpoint(folder):
     with train.CheckpointFolder(folder) as checkpoints:
         checkpoints.save(1, state(1))
         checkpoints.save(3, state(3))
@@ -143,12 +143,12 @@ def test_other_files_stay_and_unfinished_checkpoints_are_deleted(folder):
     assert set(os.listdir(folder)) == before | {"step_000000002"}
 
 
-# Python 3.12.0 and 3.12.1 start no thread from the moment on at which they begin to exit.
+# Python 3.12.0 and 3.12.1 start no threads during exit.
 EXITS_TOO_EARLY = (3, 12, 0) <= sys.version_info[:3] <= (3, 12, 1)
 
 
 def test_a_full_disk_is_an_os_error_and_a_save_in_progress_is_finished_at_exit(tmp_path):
-    """In its own process, because the limit for files also limits its output."""
+    """Runs a separate process, because the limit applies to all files of a process."""
     command = [sys.executable, full_disk.__file__, tmp_path.resolve()]
     environment = {**os.environ, "PYTHONPATH": str(pathlib.Path(__file__).parents[3])}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
@@ -158,7 +158,7 @@ def test_a_full_disk_is_an_os_error_and_a_save_in_progress_is_finished_at_exit(t
         assert train.restore(tmp_path / "written", np.zeros(3)).state.tolist() == [0, 1, 2]
 
 
-def test_a_checkpoint_that_is_deleted_during_the_search_is_passed_over(folder, monkeypatch):
+def test_checkpoint_that_is_deleted_during_the_search_is_skipped(folder, monkeypatch):
     with train.CheckpointFolder(folder) as checkpoints:
         checkpoints.save(1, state(1))
         gone = [folder / "step_000000002", *checkpoints.paths()]
@@ -168,7 +168,7 @@ def test_a_checkpoint_that_is_deleted_during_the_search_is_passed_over(folder, m
 
 @contextlib.contextmanager
 def read_only_folder():
-    """A folder with a checkpoint, in which this process may not write, even as root."""
+    """A folder with a checkpoint that this process cannot write, even as root."""
     with tempfile.TemporaryDirectory() as parent:
         folder = pathlib.Path(parent) / "run"
         with train.CheckpointFolder(folder) as checkpoints:
@@ -185,7 +185,7 @@ def read_only_folder():
             os.chmod(folder, 0o755)
 
 
-def test_a_read_only_folder_is_named_and_can_be_read():
+def test_read_only_folder_can_be_read_and_errors_name_it():
     with read_only_folder() as folder, train.CheckpointFolder(folder) as checkpoints:
         assert checkpoints.restore_newest(state()).state["w"][0] == 1
         with pytest.raises(PermissionError, match=str(folder)):

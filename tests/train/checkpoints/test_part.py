@@ -1,4 +1,4 @@
-"""A part of a checkpoint: the model alone, or a state of another optimiser."""
+"""Restoring a part of a checkpoint: only the model, or a state of another optimiser."""
 
 import shutil
 
@@ -30,7 +30,7 @@ def saved(tmp_path_factory):
 REST = ("optimiser_state", "step", "key", "is_halted")
 
 
-def test_the_model_comes_back_alone_and_the_rest_of_a_state_stays(saved):
+def test_only_the_model_is_restored_and_the_rest_of_a_state_is_unchanged(saved):
     path, state = saved
     other = make_state(5, optax.sgd(0.1, momentum=0.9))
     struct = eqx.filter_eval_shape(lambda: other.model)
@@ -80,7 +80,7 @@ def test_mismatches_are_named(saved, tmp_path):
     ]:
         with pytest.raises(ValueError, match=message):
             train.restore(path, like, **options)
-    # All files are checked, including the files of parts that are not read.
+    # All files are checked, including files of parts that are not restored.
     (file,) = path.glob("*/arrays/*.optimiser_state.0.mu.layers.0.weight/0*")
     file.write_bytes(b"1" * file.stat().st_size)
     with pytest.raises(train.CheckpointError, match=r"state\.optimiser_state\[0\]\.mu\.layers"):
@@ -104,7 +104,7 @@ def test_restoring_a_model_without_its_statistics_warns(tmp_path):
 
 @pytest.fixture
 def adapted(getkey):
-    """The state of a model with an adapter, and one of another adapter and the same weights."""
+    """Two states of models with different adapters and the same weights."""
     optimiser = optax.adam(0.1)
     model = nn.MLP(2, 1, 64, 2, key=getkey())
 
@@ -125,12 +125,12 @@ def test_a_checkpoint_without_frozen_arrays_takes_them_from_like(adapted, tmp_pa
     assert not eqx.tree_equal(other.model, state.model)
     restored = train.restore(tmp_path / "part", other).state
     assert eqx.tree_equal(restored, state)
-    # A copy, which may be donated.
+    # The restored array is a copy, which may be donated.
     jax.tree.map(lambda leaf: leaf.delete() if eqx.is_array(leaf) else None, restored)
     assert eqx.tree_equal(train.restore(tmp_path / "part", other.model).state, state.model)
     assert train.restore(tmp_path / "part", other, only="model").left_out == REST
 
-    # Frozen arrays of `like` must have values, of the same shape.
+    # Frozen arrays of `like` must have values of the same shape.
     shapes = eqx.filter_eval_shape(lambda: state)
     with pytest.raises(ValueError, match=r"weight.* must be an array with its values, .*frozen"):
         train.restore(tmp_path / "part", shapes)

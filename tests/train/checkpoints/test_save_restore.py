@@ -1,4 +1,4 @@
-"""A restored state equals the saved state to the last bit; unsuitable states are refused."""
+"""A restored state equals the saved state bit by bit. Unsuitable states are refused."""
 
 import os
 import sys
@@ -27,7 +27,7 @@ def bits(array):
 
 
 def random_bits(dtype, shape, seed=0):
-    """An array with any bits, NaNs of all sorts among them, that its dtype has."""
+    """An array of random bits that are valid for `dtype`, including all kinds of NaN."""
     dtype = np.dtype(dtype)
     raw = np.random.default_rng(seed).integers(0, 256, (*shape, dtype.itemsize), np.uint8)
     if dtype.name in ("bool", "int4", "uint4", "int2", "float4_e2m1fn"):
@@ -47,10 +47,10 @@ def path(tmp_path):
     return tmp_path / "checkpoint"
 
 
-def test_every_dtype_and_shape_comes_back(path):
+def test_every_dtype_and_shape_is_restored(path):
     state = [random_bits(dtype, shape) for dtype in ("float32", "int4") for shape in SHAPES]
     state += [random_bits(dtype, (2, 3)) for dtype in NUMPYS + ADDED]
-    # Narrow integers keep their signs.
+    # Narrow integers keep their sign.
     state += [np.arange(-2, 2).astype(name) for name in ("int2", "int4", "uint2", "uint4")]
     state = {"list": state, "tuple": (state[0], [], {"": state[-1]})}
     train.save(path, state, background=True).wait()
@@ -62,7 +62,7 @@ def test_every_dtype_and_shape_comes_back(path):
         assert_same(train.restore(path, state).state, state)
 
 
-def test_keys_come_back_with_their_implementation_and_are_not_used_up(path):
+def test_keys_are_restored_with_their_implementation_and_do_not_count_as_used(path):
     for implementation, size in (("threefry2x32", 2), ("rbg", 4)):
         numbers = np.arange(3 * size, dtype=np.uint32).reshape(3, size)
         keys = jr.wrap_key_data(numbers, impl=implementation)
@@ -83,10 +83,10 @@ def test_like_may_be_structs_and_decides_between_numpy_and_jax(path):
     like = [jnp.zeros(3, int), np.zeros(3, np.int32), np.float32(0)]
     of_jax, of_numpy, scalar = train.restore(path, like).state
     assert isinstance(of_jax, jax.Array)
-    # An array of NumPy can be written.
+    # A restored NumPy array is writeable.
     of_numpy[0] = 5
     assert (type(scalar), scalar) == (np.float32, 1.5)
-    # The order of bytes and of axes does not matter.
+    # The order of bytes and of axes may differ.
     state = {"big": np.arange(3, dtype=">f4"), "fortran": np.asfortranarray(np.eye(2, 3))}
     train.save(path, state)
     restored = train.restore(path, jax.tree.map(np.zeros_like, state)).state
@@ -95,12 +95,12 @@ def test_like_may_be_structs_and_decides_between_numpy_and_jax(path):
     assert restored["fortran"].tolist() == np.eye(2, 3).tolist()
 
 
-def test_data_comes_back_and_other_leaves_are_taken_from_like(path):
+def test_data_are_restored_and_other_leaves_come_from_like(path):
     train.save(path, {"f": jnp.sin, "x": jnp.ones(2), "rate": 0.1, "name": "a", "none": None}, DATA)
     like = {"f": jnp.cos, "x": jnp.zeros(2), "rate": 0.1, "name": "a", "none": None}
     restored, data = train.restore(path, like)
     assert (restored["f"], restored["rate"], data) == (jnp.cos, 0.1, DATA)
-    # Also without arrays, and numbers that JSON has not.
+    # A state without arrays, and numbers that JSON does not support.
     train.save(path, {"rate": 0.1}, [float("nan"), float("inf")])
     state, data = train.restore(path, {"rate": 0.1})
     assert (state, repr(data)) == ({"rate": 0.1}, "[nan, inf]")
@@ -163,7 +163,7 @@ def test_no_implicit_transfers_are_made(path):
     assert bits(jr.key_data(restored["key"])) == bits(jr.key_data(state["key"]))
 
 
-def test_orbax_reads_the_arrays_by_itself(path):
+def test_orbax_reads_the_arrays_without_eqxlike(path):
     import orbax.checkpoint as ocp
 
     train.save(path, {"weight": np.arange(3.0)})
@@ -195,7 +195,7 @@ def test_a_checkpoint_that_is_replaced_while_it_is_read_is_read_again(path, monk
     assert train.restore(path, np.zeros(1)) == (1, 1)
 
 
-def test_without_orbax_the_error_says_what_to_install(path, monkeypatch):
+def test_error_without_orbax_names_the_package_to_install(path, monkeypatch):
     monkeypatch.setitem(sys.modules, "orbax.checkpoint", None)
     with pytest.raises(ImportError, match=r"pip install 'eqxlike\[train\]'"):
         train.save(path, np.zeros(1))

@@ -1,4 +1,4 @@
-"""A training over the devices of two processes, which save one state together."""
+"""Training on the devices of two processes, which save one state together."""
 
 import contextlib
 import json
@@ -26,8 +26,8 @@ EXAMPLE = ROOT / "examples" / "multi_host.py"
 SHORT = ["--steps", "5", "--width", "32", "--batch-size", "64"]
 
 
-# Two processes with two devices each, which are forked before JAX and Orbax have any threads. The
-# service listens on the loopback interface alone.
+# Two processes with two devices each. They are forked before JAX and Orbax start threads. The
+# coordination service only listens on the loopback interface.
 SCRIPT = """
 import json, os, pathlib, sys
 import jax
@@ -100,13 +100,13 @@ def test_two_processes_train_and_save_together_and_one_restores(tmp_path):
     found = [json.loads((answers / str(index)).read_text()) for index in range(2)]
     assert alone["part"] == (4, 8)
     for each in found:
-        # They train as one process does, each with its parts.
+        # The processes train like one process. Each has its own parts of the arrays.
         np.testing.assert_allclose(each["losses"], alone["losses"], rtol=1e-5)
         assert (each["part"], each["compiled"]) == ([4, 4], 0)
-        # Each gets its parts back: reading waits for the save in the background.
+        # Each process restores its parts. Reading waits for the background save.
         assert (each["same"], each["data"], each["is_done"]) == (True, {"epoch": 1}, True)
         assert each["steps"] == ["step_000000001"]
-    # Each part is a file of its own.
+    # Each part has a separate file.
     (rows,) = folder.glob("step_000000001/arrays/*.rows")
     assert sorted(os.listdir(rows)) == [".zarray", "0.0", "1.0", "2.0", "3.0"]
 
@@ -127,7 +127,7 @@ def test_two_processes_train_and_save_together_and_one_restores(tmp_path):
     assert (jax.random.key_data(state["keys"]) == jax.random.key_data(keys)).all()
 
 
-# --- the example of a training on several hosts, in a short form ---
+# --- a short run of the example with several hosts ---
 
 
 @pytest.fixture(scope="module")

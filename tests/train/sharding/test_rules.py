@@ -1,4 +1,4 @@
-"""Rules that split each array, and the ready-made shardings."""
+"""Rules that choose the sharding of each array, and predefined shardings."""
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +21,7 @@ def specs(sharding, model):
     return [each.spec for each in jax.tree.leaves(sharding.of_model(model))]
 
 
-def test_the_first_matching_rule_counts_and_other_arrays_are_whole(model):
+def test_first_matching_rule_applies_and_other_arrays_are_replicated(model):
     narrow, split, columns = AbstractMesh((4, 1), ("data", "model")), P("model"), P(None, "data")
     of_second = lambda path, leaf: leaf.ndim == 2 and "[1]" in path
     last_axis = lambda path, leaf: P(*[None] * (leaf.ndim - 1), "data")
@@ -33,9 +33,9 @@ def test_the_first_matching_rule_counts_and_other_arrays_are_whole(model):
         (MESH, [(of_second, split)], [P(), P(), split, P()]),
         (MESH, {"**.weight": last_axis}, [columns, P(), columns, P()]),
         (MESH, split, [split] * 4),
-        # The rest may be empty for the rule for all others.
+        # The last rule may match no array.
         (MESH, {"**.weight": P(), "**.bias": split, "**": P("data")}, [P(), split, P(), split]),
-        # Splits that mean the same are equal.
+        # Equivalent partition specs are equal.
         (narrow, same, [P("data"), P(), columns, P()]),
     ]:
         assert specs(Sharding(mesh, rules), model) == expected
@@ -50,7 +50,7 @@ def test_only_arrays_have_a_sharding_and_frozen_arrays_keep_their_path(getkey):
     assert specs(Sharding(MESH, {"weight": P("data")}), model) == [P("data"), P()]
 
 
-def test_rules_that_do_not_fit_are_refused_with_the_path(model):
+def test_invalid_rules_are_refused_with_the_path(model):
     first = r"layers\[0\].weight"
     arrays = rf"{first}, layers\[0\].bias, layers\[1\].weight"
     length = "axis 0 has length 6, and .* splits it into 4 parts. Split an"
@@ -92,17 +92,17 @@ def test_batches_are_split_over_the_first_axis_or_batch_axes():
         ({"batch_axes": ()}, P()),
     ]:
         assert Sharding(MESH, {}, **options).batch.spec == expected
-    # Axes are left to the compiler, also explicit axes of the mesh.
+    # The compiler chooses the sharding, even if the mesh has explicit axes.
     mesh = jax.make_mesh((2,), ("data",))
     assert mesh.axis_types == (jax.sharding.AxisType.Explicit,)
     assert Sharding(mesh, {}).mesh.axis_types == (jax.sharding.AxisType.Auto,)
     assert list(Sharding(mesh, {}).mesh.devices) == list(mesh.devices)
 
 
-# --- ready made ---
+# --- predefined shardings ---
 
 
-def test_fsdp_splits_the_longest_axis_that_divides():
+def test_fsdp_splits_the_longest_divisible_axis():
     sharding = train.fsdp(AbstractMesh((4,), ("data",)), min_size=24)
     whole, rows, columns = P(), P("data"), P(None, "data")
     expected = {(6, 8): columns, (8, 8): rows, (16, 8): rows, (6, 6): whole}
@@ -114,7 +114,7 @@ def test_fsdp_splits_the_longest_axis_that_divides():
 
 
 @pytest.mark.parametrize("make", [train.fsdp, train.data_parallel])
-def test_ready_made_shardings_split_batches_over_a_whole_mesh(make):
+def test_predefined_shardings_split_batches_over_the_whole_mesh(make):
     assert make(MESH).batch.spec == P(("data", "model"))
     assert make().mesh.size == jax.device_count()
     assert make().mesh.axis_names == ("data",)

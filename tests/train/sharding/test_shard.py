@@ -1,4 +1,4 @@
-"""The shardings of the arrays of a state; optimiser arrays are split like their parameters."""
+"""The shardings of a state. The arrays of the optimiser are sharded like their parameters."""
 
 import dataclasses
 
@@ -41,13 +41,13 @@ def test_arrays_follow_the_sharding():
     assert {each.num_devices for each in trainings.shardings_of(sharded)} == {2}
     assert eqx.tree_equal(jax.device_get(state.model), jax.device_get(sharded.model))
     assert jax.random.key_data(sharded.key).tolist() == jax.random.key_data(state.key).tolist()
-    # One that lies otherwise is moved.
+    # An array with another sharding is moved.
     moved = train.shard(sharded, train.data_parallel(jax.devices()[:1]))
     assert {each.num_devices for each in trainings.shardings_of(moved)} == {1}
     assert eqx.tree_equal(jax.device_get(moved.model), jax.device_get(sharded.model))
 
 
-def test_donating_the_sharded_state_keeps_the_given_one():
+def test_donating_the_sharded_state_keeps_the_original_state():
     state = make_state(linear())
     old_style = dataclasses.replace(state, key=jax.random.PRNGKey(0))
     assert spec(train.shard(old_style, FSDP).key) == P()
@@ -64,7 +64,7 @@ def test_shard_places_a_state_that_is_made_within_jit():
     assert eqx.tree_equal(jax.device_get(made.model), jax.device_get(placed.model), rtol=1e-6)
 
 
-def test_tied_parameters_stay_tied_and_equal_ones_may_be_split_in_two_ways(getkey):
+def test_tied_parameters_stay_tied_and_equal_parameters_may_have_different_shardings(getkey):
     pair = nn.Embedding(8, 4, key=getkey()), nn.Linear(4, 8, key=getkey())
     shared = nn.Shared(pair, where=lambda pair: pair[1].weight, get=lambda pair: pair[0].weight)
     embedding, layer = train.shard(make_state(shared), FSDP).model()
@@ -109,21 +109,21 @@ def of_state(model, optimiser, rules):
     return jax.tree.map(lambda sharding: sharding.spec, found)
 
 
-def test_moments_are_split_like_their_parameters_and_the_rest_is_whole():
+def test_moments_are_sharded_like_their_parameters_and_other_arrays_are_replicated():
     found = of_state(linear(), None, {"weight": P(None, "data")})
     adam = found.optimiser_state[0]
     assert adam.mu.weight == adam.nu.weight == found.model.weight == P(None, "data")
     assert adam.mu.bias == adam.count == found.step == found.key == found.is_halted == P()
-    # Frozen parameters have none.
+    # Frozen parameters have no moments.
     frozen = nn.freeze(linear(), lambda linear: linear.weight)
     found = of_state(frozen, None, P("data"))
     assert jax.tree.leaves(found.optimiser_state[0].mu) == [P("data")]
-    # A model may be one array.
+    # A model may be a single array.
     adam = of_state(jnp.ones(4), None, P("data")).optimiser_state[0]
     assert (adam.mu, adam.count) == (P("data"), P())
 
 
-def test_moments_within_multi_transform_are_split():
+def test_moments_within_multi_transform_are_sharded():
     def labels(model):
         return jax.tree.map(lambda leaf: "matrix" if leaf.ndim == 2 else "rest", model)
 
@@ -134,7 +134,7 @@ def test_moments_within_multi_transform_are_split():
     assert states["rest"].inner_state[0].trace.bias == P("data")
 
 
-def test_histories_are_split_after_their_first_axis_and_factors_are_whole():
+def test_histories_are_sharded_after_their_first_axis_and_factors_are_replicated():
     found = of_state(linear(), optax.scale_by_lbfgs(memory_size=3), {"weight": P("data")})
     assert found.optimiser_state.diff_params_memory.weight == P(None, "data")
     assert found.optimiser_state.params.weight == P("data")

@@ -1,4 +1,4 @@
-"""Layers that are stored stacked are gathered one at a time."""
+"""Stacked layers are all-gathered one at a time."""
 
 import re
 import types
@@ -59,7 +59,7 @@ def losses(model, sharding, loss=squares, count=4):
 
 
 def by_computation(text):
-    """The collectives of each computation that has some, and the names of the bodies of loops."""
+    """The collectives of each HLO computation, and the names of the loop bodies."""
     found = {}
     for part in re.split(r"\n\n(?=%|ENTRY )", text):
         name = re.match(r"(?:ENTRY )?%?([\w.-]+)", part)
@@ -70,7 +70,7 @@ def by_computation(text):
 
 
 def of_kind(found, kind):
-    """The collectives of a kind, by computation, without collectives of single numbers."""
+    """The collectives of a kind by computation, without collectives of scalars."""
     kept = {
         name: [each for each in parts if each.kind == kind and any(each.shapes)]
         for name, parts in found.items()
@@ -92,7 +92,7 @@ def test_layer_is_gathered_in_both_loops_and_its_gradient_summed_in_one():
         assert sizes.count(weight_bytes) == 2, each
         assert max(sizes) == weight_bytes
     assert not of_kind(found, "reduce-scatter")
-    # Kept activations are not computed again.
+    # Saved activations are not recomputed.
     assert text.count(" dot(") == compiled(model, train.data_parallel()).as_text().count(" dot(")
 
 
@@ -109,7 +109,7 @@ def make_ensemble(size):
 
 
 def side_by_side():
-    """One whose layers are taken one by one, and ensembles of as many as it has, and of fewer."""
+    """A stack that is unstacked, an ensemble whose size equals its depth, and a smaller one."""
     return linears(2), make_ensemble(4), make_ensemble(3)
 
 
@@ -128,7 +128,7 @@ def of_each(models, batch, key):
     return squares(one_by_one, batch, key) + sum(parts)
 
 
-def test_losses_equal_those_of_one_device():
+def test_losses_equal_losses_on_one_device():
     def loss(models, batch, key):
         row, side = models
         return squares(row, batch, key) + of_each(side, batch, key)
@@ -139,7 +139,7 @@ def test_losses_equal_those_of_one_device():
         np.testing.assert_allclose(losses(model, FSDP, loss), expected, rtol=0, atol=1e-12)
 
 
-def test_stack_goes_into_a_shard_map_and_may_be_split_over_two_axes():
+def test_stack_may_be_passed_to_a_shard_map_and_split_over_two_axes():
     def in_parts(model, batch, key):
         arrays, static = eqx.partition(model, eqx.is_array)
 
@@ -182,7 +182,7 @@ def test_a_callback_in_a_layer_runs_once():
     assert counts[0] == counts[1] > 0
 
 
-def test_fsdp_splits_within_layers_where_it_can():
+def test_fsdp_splits_within_layers_if_possible():
     class Layer(eqx.Module):
         weight: jax.Array
 
@@ -190,7 +190,7 @@ def test_fsdp_splits_within_layers_where_it_can():
     for depth, shape, expected in [
         (64, (8, 4), P(None, "data")),
         (64, (3, 8), P(None, None, "data")),
-        # What cannot be split within a layer is split by layer, and is together at once.
+        # Arrays that cannot be split within a layer are split by layer and gathered at once.
         (64, (3, 3), P("data")),
         (3, (3, 3), P()),
     ]:

@@ -1,4 +1,4 @@
-"""A step and an evaluation over two devices equal those over one device."""
+"""A step and an evaluation on two devices give the same results as on one device."""
 
 import collections
 import dataclasses
@@ -24,7 +24,7 @@ FSDP = train.fsdp(min_size=1)
 DATA_PARALLEL = train.data_parallel()
 
 
-def test_losses_equal_those_of_one_device_in_one_program():
+def test_losses_equal_losses_on_one_device_and_compile_once():
     sharding, options = train.fsdp(min_size=16), {"loss_scale": train.DynamicLossScale(period=2)}
     alone, trained = trainings.run(None, 5), trainings.run(sharding, 5, **options)
     np.testing.assert_allclose(trained.losses, alone.losses, rtol=1e-5)
@@ -46,7 +46,7 @@ def make_state(model):
 
 
 def make_step(model, sharding):
-    """A state and a step, of a model that maps four features."""
+    """A state and a step for a model with four input features."""
     state, step = make_state(model), train.make_step(mean_square, OPTIMISER, sharding=sharding)
     return (state if sharding is None else train.shard(state, sharding)), step
 
@@ -64,7 +64,7 @@ def test_states_and_batches_of_another_sharding_are_moved():
         assert state.model.weight.sharding.spec == P("data")
         assert state.optimiser_state[0].trace.weight.sharding.spec == P("data")
     assert losses[0] == losses[1]
-    # One example that is not finite, and so one device, halts every part.
+    # A nonfinite example, on one device, halts the whole state.
     before, batch = np.asarray(state.model.weight), batch_of(4)
     batch[3, 2] = np.inf
     state, _ = step(state, batch)
@@ -75,7 +75,7 @@ def test_states_and_batches_of_another_sharding_are_moved():
 
 @pytest.mark.parametrize("num_devices", [1, 2])
 def test_a_call_waits_if_devices_share_threads(num_devices, monkeypatch):
-    # Of two steps that run at once one can take the thread that the other waits for.
+    # If two steps run at the same time, one can occupy the thread that the other needs.
     waits, waited = num_devices == 2, []
     state, step = make_step(linear(), train.fsdp(jax.devices()[-num_devices:], min_size=1))
     monkeypatch.setattr(jax, "block_until_ready", waited.append)
@@ -87,7 +87,7 @@ def test_a_call_waits_if_devices_share_threads(num_devices, monkeypatch):
     assert len(waited) == 3 * waits
 
 
-def test_many_steps_are_one_program_over_devices_too():
+def test_many_steps_on_several_devices_are_one_program():
     traces = []
 
     def loss(*arguments):
@@ -110,9 +110,9 @@ def test_many_steps_are_one_program_over_devices_too():
 
 
 def sizes_by_kind(sharding):
-    """How many numbers each array has that a step sends, by kind; single numbers are left out.
+    """The sizes of the arrays in the collectives of a step, by kind, without scalars.
 
-    The compiler may send an array transposed.
+    Sizes are compared instead of shapes, because the compiler may transpose an array.
     """
     state, step = make_step(filled(nn.MLP, 4, 3, 8, 1, key=jax.random.key(0)), sharding)
     sizes = collections.defaultdict(list)
@@ -121,10 +121,10 @@ def sizes_by_kind(sharding):
     return {kind: sorted(each) for kind, each in sizes.items() if each}
 
 
-def test_steps_gather_split_parameters_sum_gradients_and_no_more():
+def test_steps_only_gather_split_parameters_and_sum_gradients():
     gradients = [3, 8, 24, 32]
     assert sizes_by_kind(DATA_PARALLEL) == {"all-reduce": gradients}
-    # Nothing is scattered on CPU: each device keeps its part of the whole sum.
+    # On CPU there is no reduce-scatter: each device slices its part of the whole sum.
     found = sizes_by_kind(train.fsdp(min_size=24))
     assert found == {"all-gather": [24, 32], "all-reduce": gradients}
     assert sizes_by_kind(train.fsdp(jax.devices()[:1], min_size=1)) == {}
@@ -133,7 +133,7 @@ def test_steps_gather_split_parameters_sum_gradients_and_no_more():
 # --- batches ---
 
 
-def test_examples_are_split_and_the_rest_is_whole():
+def test_examples_are_split_and_other_arrays_are_replicated():
     keys = jax.random.split(jax.random.key(0), 4)
     batch = {"x": np.ones((4, 3)), "weight": jnp.ones(()), "name": "a", "none": None, "key": keys}
     placed = place_batch(batch, DATA_PARALLEL)
@@ -146,7 +146,7 @@ def test_examples_are_split_and_the_rest_is_whole():
     assert trainings.shardings_of(made_ahead) == trainings.shardings_of(placed)
 
 
-def test_a_batch_that_does_not_divide_is_refused():
+def test_indivisible_batch_is_refused():
     batch = {"x": np.ones((8, 4), np.float32), "odd": np.ones((3, 4), np.float32)}
     odd = r"\['odd'\] has 3 examples, in shape \(3, 4\), and the mesh axes data split them into 2"
     multiple = "parts. Choose a batch size that is a multiple"
@@ -160,7 +160,7 @@ def test_a_batch_that_does_not_divide_is_refused():
 # --- evaluation ---
 
 
-def test_metrics_equal_those_of_one_device_even_if_a_batch_does_not_divide():
+def test_metrics_equal_metrics_on_one_device_also_for_indivisible_batches():
     def measure(model, model_state, batch):
         return {"square": jax.vmap(model)(batch) ** 2, "state": model_state}
 
@@ -172,7 +172,7 @@ def test_metrics_equal_those_of_one_device_even_if_a_batch_does_not_divide():
     assert expected["state"] == 3
 
 
-def test_only_arrays_that_divide_are_split_if_they_need_not():
+def test_only_divisible_arrays_are_split_with_must_divide_false():
     batch = {"x": jnp.ones((4, 2)), "odd": jnp.ones(3), "one": jnp.ones(()), "name": "a"}
     found = FSDP.of_batch(batch, must_divide=False)
     whole = {"odd": FSDP.whole, "one": FSDP.whole, "name": None}

@@ -1,4 +1,4 @@
-"""Small trainings with or without a sharding: one with a full state, and one for processes."""
+"""Small trainings with an optional sharding: one with a full state, and one for processes."""
 
 import contextlib
 import itertools
@@ -14,12 +14,12 @@ import eqxlike as eqx
 from eqxlike import nn, train
 from tests.nn.arrays import filled
 
-# Without a larger `eps` Adam would scale up the rounding errors of a gradient of zero.
+# With a small `eps`, Adam would amplify the rounding errors of a gradient of zero.
 OPTIMISER = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(1e-2, eps=1e-3))
 
 
 class Network(nn.StatefulLayer):
-    """Stacked layers, statistics over the whole batch, and dropout, between two layers."""
+    """Two layers, and between them stacked layers, batch statistics and dropout."""
 
     first: nn.Linear
     stack: nn.ScanStack
@@ -30,7 +30,7 @@ class Network(nn.StatefulLayer):
     def __init__(self, key):
         first_key, last_key = jax.random.split(key)
         stack_key = jax.random.fold_in(key, 2)
-        # Its bias would have no gradient but rounding errors, which Adam scales up.
+        # The gradient of a bias would only be rounding errors, which Adam amplifies.
         self.first = nn.Linear(4, 16, use_bias=False, key=first_key)
         self.stack = nn.ScanStack(
             lambda key: nn.Linear(16, 16, use_bias=False, key=key), 3, key=stack_key
@@ -73,12 +73,12 @@ class Trained(NamedTuple):
     state: Any
     num_traces: int
     num_compiled_later: int
-    """Programs that were compiled after the first step."""
+    """The number of programs that were compiled after the first step."""
 
 
 @contextlib.contextmanager
 def compilations():
-    """A list that gets longer by each program that is compiled meanwhile."""
+    """A list with an item for each program that is compiled in the block."""
     compiled = []
 
     def listen(event, duration_s, **_):
@@ -114,7 +114,7 @@ def run(sharding, count, **options):
 
 
 def run_short():
-    """Losses, a device's part of a weight, and the number of compilations after two steps."""
+    """The losses, a device's part of a weight, and the number of compilations after two steps."""
     mesh = jax.make_mesh((jax.device_count() // 2, 2), ("data", "model"))
     sharding = train.Sharding(mesh, {"weight": P("model", "data")})
     optimiser = optax.sgd(0.1, momentum=0.9)

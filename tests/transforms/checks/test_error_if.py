@@ -1,4 +1,4 @@
-"""The report of a failed check, the values that pass it, and the calls that wait for it."""
+"""`error_if`: the report of a failed check, the returned values, and the calls that wait."""
 
 import inspect
 import re
@@ -45,7 +45,7 @@ def fails(function, *args):
 
 @pytest.fixture
 def waits(monkeypatch):
-    """A list with an item for each call that waits."""
+    """A list with an item for each call that waits for its result."""
     counted = []
     block = jax.block_until_ready
 
@@ -65,7 +65,7 @@ def test_report_has_the_whole_message_and_the_place_of_the_check():
         assert text_of(function, X + 10) == f"too large\n{PLACE})"
     batched = filter_jit(jax.vmap(checked))
     assert text_of(batched, X + 9) == f"too large\n{PLACE}, failed for batch index 2)"
-    # The outermost axis first, whatever axes are mapped.
+    # Indices start with the outermost mapped axis.
     nested = jax.vmap(jax.vmap(checked, in_axes=1), in_axes=1)
     x = np.zeros((2, 3, 4), "float32")
     x[1, 2, 3] = 11
@@ -123,7 +123,7 @@ def test_first_failed_check_raises_also_if_some_checks_are_mapped():
 # --- values that pass ---
 
 
-def test_values_are_the_same_to_the_bit():
+def test_returned_values_are_identical_bit_by_bit():
     x = jnp.array([-0.0, jnp.inf, -jnp.inf, jnp.nan, 1e-45])
     with jax.checking_leaks():
         same = filter_jit(checked)(x, jnp.inf)
@@ -141,7 +141,7 @@ def test_tree_is_returned_with_its_leaves():
     assert (arrays[0] is X, arrays[1].tolist(), arrays[2]) == (True, [0, 1], 1)
 
 
-def test_only_the_reduced_predicate_goes_to_the_callback():
+def test_only_the_reduced_predicate_is_passed_to_the_callback():
     function = jax.vmap(jax.vmap(lambda x: error_if(x, x > 1, "")))
     callbacks = re.findall(r"custom_call @xla.*callback.*", jax.jit(function).lower(CUBE).as_text())
     assert len(callbacks) == 1
@@ -151,7 +151,7 @@ def test_only_the_reduced_predicate_goes_to_the_callback():
     assert re.findall(r"custom_call @xla.*callback\w*\((.*?)\)", text) == [""]
 
 
-def test_gradients_pass_a_check_in_a_branch_that_some_members_take():
+def test_gradients_pass_through_a_check_in_a_branch_that_some_members_take():
     def function(x, check):
         square = lambda x: (check(jnp.sin(x)) ** 2).sum()
         return jax.lax.cond(x.sum() > 10, square, lambda x: jnp.cos(x).sum(), x)
@@ -177,7 +177,7 @@ def test_check_on_several_devices_raises_on_all_devices(axis_type):
     assert function(x).tolist() == [6, 7, 8, 9]
     assert text_of(mapped, x + 8).endswith("batch index 3)")
     assert mapped(x).sharding == x.sharding
-    # The barrier at the exit of JAX does not raise it again.
+    # `jax.effects_barrier`, which JAX calls at exit, does not raise the error again.
     jax.effects_barrier()
 
 
@@ -196,7 +196,7 @@ def test_check_of_an_array_without_known_device_raises_on_all_devices():
     assert placed(jnp.arange(4.0)).tolist() == [6, 7, 8, 9]
 
 
-# --- how it is raised -----------------------------------------------------------------------------
+# --- raising the error ----------------------------------------------------------------------------
 
 
 def test_error_without_jit_is_raised_at_the_line_of_the_check():
@@ -248,7 +248,7 @@ def test_failed_call_names_donated_arguments_and_restores_warnings():
     assert note.endswith("tree['a'], tree['b'].")
 
 
-# --- who waits ------------------------------------------------------------------------------------
+# --- calls that wait ------------------------------------------------------------------------------
 
 
 def test_only_calls_with_a_check_wait(waits):
@@ -271,7 +271,7 @@ def test_only_calls_with_a_check_wait(waits):
 def test_function_that_calls_a_compiled_one_with_a_check_waits(waits):
     inner = filter_jit(checked)
     inner(X)
-    # Of an argument, or of a constant in the program.
+    # The check depends on an argument, or on a constant of the program.
     for outer in (filter_jit(lambda x: 2 * inner(x)), filter_jit(lambda x: 2 * inner(X))):
         del waits[:]
         for _ in range(2):
@@ -283,7 +283,7 @@ def test_call_waits_if_a_later_trace_calls_a_traced_function_with_a_check(waits)
     inner = jax.jit(checked)
     five, device = jnp.arange(5.0), SingleDeviceSharding(jax.devices()[0])
     jax.grad(lambda x: inner(x).sum())(five), inner(five)
-    # Only for arrays of length 5 is `inner` called.
+    # `inner` is only called for arrays of length 5.
     check = lambda x: inner(x) if len(x) == 5 else x
     for outer in (
         filter_jit(lambda x: (check(x), "longer" if len(x) == 5 else "shorter")),

@@ -1,4 +1,4 @@
-"""`error_if` compared with `error_if` of Equinox, and the other values of `on_error`."""
+"""`error_if` compared with Equinox, and the other values of `on_error`."""
 
 import concurrent.futures
 import io
@@ -43,7 +43,7 @@ PROGRAMS: dict[str, Callable[[Any], Any]] = {
 
 
 def output_of(program, eqx):
-    """The value as plain data, or the class of the exception and the message in its text."""
+    """The value as plain data, or the class of the exception and its message."""
     try:
         return plain(jax.block_until_ready(program(eqx)))
     except Exception as error:
@@ -81,7 +81,7 @@ def test_every_kind_of_predicate_and_index_raises_or_passes():
         traced(X, jnp.array(1))
 
 
-def test_derivatives_and_branches_equal_those_without_the_check():
+def test_check_does_not_change_derivatives_and_branches():
     def cube(x):
         x = error_if(x, x < 0, "wrong")
         x = jax.lax.cond(x > 9, lambda x: error_if(x, TRUE, "wrong"), jnp.abs, x)
@@ -89,12 +89,12 @@ def test_derivatives_and_branches_equal_those_without_the_check():
 
     assert eqxlike.filter_jit(jax.hessian(cube))(X[2]) == 12
     assert jax.jvp(cube, (X[2],), (X[2],)) == (8, 24)
-    # Gradients pass the NaN.
+    # Gradients pass through the NaN.
     nan = eqxlike.filter_grad(lambda x: 2 * error_if(x, x > 1, "wrong", on_error="nan"))
     assert nan(X[2]) == 2
 
 
-# --- differences --------------------------------------------------------------------------------
+# --- differences from Equinox -------------------------------------------------------------------
 
 
 def test_nan_replaces_only_the_members_of_the_batch_that_fail():
@@ -106,7 +106,7 @@ def test_nan_replaces_only_the_members_of_the_batch_that_fail():
     np.testing.assert_array_equal(theirs, [np.nan] * 3)
 
 
-def test_gradient_is_checked_though_it_does_not_depend_on_the_value():
+def test_check_also_runs_in_a_gradient_that_does_not_depend_on_the_value():
     gradients = [
         eqx.filter_jit(jax.grad(lambda x, eqx=eqx: 2 * eqx.error_if(x, x > 1, "wrong")))
         for eqx in (eqxlike, equinox)
@@ -116,7 +116,7 @@ def test_gradient_is_checked_though_it_does_not_depend_on_the_value():
     assert gradients[1](X[2]) == 2
 
 
-def test_unused_check_runs_if_a_later_check_does():
+def test_unused_check_runs_if_a_later_check_runs():
     @eqxlike.filter_jit
     def function(x):
         unused = error_if(x, x > 1, "first")  # noqa: F841
@@ -147,7 +147,7 @@ def checked(x, on_error: Any = "default"):
 
 
 def of_few_frames(call, *args):
-    """The output of a call in a thread, where JAX reads the source of fewer frames."""
+    """The output of a call in a new thread, where the stack has fewer frames for JAX to read."""
 
     def called():
         output = call(*args)
@@ -160,7 +160,7 @@ def of_few_frames(call, *args):
 
 @pytest.fixture
 def debugger(monkeypatch):
-    """Types a text into the debugger."""
+    """Enters a text in the debugger."""
     return lambda text: monkeypatch.setattr("sys.stdin", io.StringIO(text))
 
 
@@ -203,7 +203,7 @@ def test_breakpoint_shows_the_number_of_frames_in_the_environment(monkeypatch, d
     debugger("bt\nc\n")
     of_few_frames(lambda: eqxlike.filter_jit(caller)(X))
     printed = capsys.readouterr().out
-    # Frames of the package and of JAX are left out.
+    # Frames of eqxlike and of JAX are omitted.
     assert printed.count(f'File "{__file__}"') == printed.count("File") == 3
     assert 'return checked(x, "breakpoint")[0]' in printed
 
@@ -238,7 +238,7 @@ def test_environment_sets_the_default_and_our_variable_overrides_equinox(monkeyp
     assert checked(X)[0] is X
 
 
-def test_arguments_that_do_not_fit_are_an_error_though_no_check_fails():
+def test_wrong_arguments_are_an_error_even_if_no_check_fails():
     wrong_index = r"`index` is of dtype .*; expected is an integer"
     for error, message, call in [
         (TypeError, "`pred` is an .* NoneType; expected is a bool", lambda: error_if(X, None, "")),

@@ -13,7 +13,7 @@ def custom_jvp(function, rule):
 
 
 def custom_vjp(function, forward=None, backward=None, eqx=eqxlike):
-    """By default the residuals are `None`, and the gradient is the cotangent."""
+    """Defines a custom VJP. By default residuals are `None` and the gradient is the cotangent."""
     custom = eqx.filter_custom_vjp(function)
     custom.def_fwd(
         forward or (lambda perturbed, *args, **kwargs: (function(*args, **kwargs), None))

@@ -22,7 +22,7 @@ ONE, TWO, THREE = jnp.float32(1), jnp.float32(2), jnp.float32(3)
 
 
 def with_derivative(name, function):
-    """`function(x, *args)` with seven times the tangent or cotangent as its derivative in `x`."""
+    """`function(x, *args)` with a custom derivative: the tangent or cotangent of `x` times 7."""
     if name == "filter_custom_jvp":
         return custom_jvp(function, lambda primals, tangents: (function(*primals), 7 * tangents[0]))
     return custom_vjp(function, None, lambda residuals, cotangent, *args: 7 * cotangent)
@@ -98,7 +98,7 @@ def test_rule_is_used_only_under_differentiation(name):
     assert jax.grad(jax.jit(lambda x: product(x, THREE, "label")))(TWO) == 7
 
 
-def test_one_traced_call_is_differentiated_in_different_arguments():
+def test_one_traced_call_is_differentiated_with_respect_to_different_arguments():
     def rule(primals, tangents):
         of_x = [10 * t if i else t for i, t in enumerate(tangents[0]) if t is not None]
         return primals[0][0], sum(of_x)
@@ -118,7 +118,7 @@ def test_one_traced_call_is_differentiated_in_different_arguments():
 
 
 @each
-def test_error_of_a_closure_says_what_to_write_instead(name):
+def test_error_of_a_closure_names_the_fix(name):
     def scale(x, function):
         return function(x)
 
@@ -166,7 +166,7 @@ def test_value_comes_from_the_rule_and_may_hold_any_leaves():
     assert filter_jvp(custom, (TWO,), (ONE,)) == (function(jnp.float32(20)), tangent)
 
 
-def test_tangent_none_stands_for_a_subtree_of_zeros():
+def test_tangent_none_means_a_subtree_of_zeros():
     custom = custom_jvp(
         lambda x: {"a": (x, x), "b": x}, lambda p, t: (custom(*p), {"a": None, "b": t[0]})
     )
@@ -200,7 +200,7 @@ def test_gradient_may_be_a_number_or_none_and_is_ignored_for_other_leaves():
     assert jax.grad(lambda a: custom({"a": a, "b": TWO, "c": "s", "d": jnp.int32(1)}))(TWO) == 1
 
 
-def test_gradient_none_stands_for_a_subtree_of_zeros():
+def test_gradient_none_means_a_subtree_of_zeros():
     def gradients(eqx):
         none = {"a": None, "b": None}
         custom = custom_vjp(lambda tree: tree["a"][0], None, lambda *args: none, eqx)
@@ -237,7 +237,7 @@ def test_differentiated_python_number_is_perturbed():
 
 
 def test_batch_axis_may_differ_between_function_and_rule():
-    # In a scan, the axis of a batch comes after the axis of the steps; in the rule, before it.
+    # In a scan, the batch axis comes after the axis of steps. In the rule, it comes before.
     # `jax.custom_jvp` and `jax.custom_vjp` give wrong results here.
     def squares(xs):
         return jax.lax.scan(lambda carry, x: (carry, x * x), 0.0, xs)[1]
@@ -257,7 +257,7 @@ def test_batch_axis_may_differ_between_function_and_rule():
 
 
 def scaled_square(name):
-    """`weight * x**2` with rules that return constants, and partial sums on each device."""
+    """`weight * x**2`, with rules that return constants and partial sums of each device."""
 
     def rule(primals, tangents):
         ((weight, x), label), ((weight_dot, x_dot), _) = primals, tangents
@@ -279,12 +279,12 @@ def scaled_square(name):
 
 @each
 @pytest.mark.parametrize("check_vma", [True, False])
-def test_derivatives_inside_shard_map_equal_those_outside(name, check_vma):
+def test_derivatives_inside_shard_map_equal_derivatives_outside(name, check_vma):
     weight, x = jnp.array([[1.0, 3.0]]), jnp.arange(8.0).reshape(4, 2)
     function = scaled_square(name)
 
     def gradients(weight, x):
-        """The gradients for both arguments together, and for the weight alone."""
+        """The gradients with respect to both arguments, and with respect to the weight only."""
         both = jax.grad(lambda pair: function(pair, "squares").sum())((weight, x))
         return both, jax.grad(lambda weight: function((weight, x), "squares").sum())(weight)
 

@@ -1,4 +1,4 @@
-"""Errors of derivatives: functions, arguments and rules that do not fit."""
+"""Errors of derivatives: wrong functions, arguments and rules."""
 
 import re
 from typing import Any
@@ -23,7 +23,7 @@ def scale(x, *args, **kwargs):
 
 
 def raises(error, message, provoke):
-    """Checks that `provoke` raises. In the message, " ... " stands for any text."""
+    """Checks that `provoke` raises an error. In the message, " ... " matches any text."""
     pattern = ".*".join(map(re.escape, message.split(" ... ")))
     with pytest.raises(error, match=f"(?s){pattern}") as caught:
         provoke()
@@ -52,7 +52,7 @@ def test_error_of_a_missing_first_argument_or_pair_names_the_function(name):
         raises(error, message, call)
 
 
-def test_argnums_raises_at_decoration():
+def test_argnums_raises_an_error_at_decoration():
     for name in GRADIENTS:
         ours, theirs = getattr(eqxlike, name), getattr(equinox, name)
         assert callable(theirs(argnums=0))
@@ -61,7 +61,7 @@ def test_argnums_raises_at_decoration():
         raises(ValueError, message, lambda: ours(scale, argnums=0))  # noqa: B023
 
 
-def test_error_of_a_value_without_gradient_says_what_to_return():
+def test_error_of_a_value_without_gradient_names_the_expected_value():
     for x, message, note in [
         (jnp.ones(2), "scalar-output", "Return a scalar, such as the mean"),
         (jnp.array(2), "real-valued", "Integers have no derivative"),
@@ -94,7 +94,7 @@ LEAVES = [
 ]
 
 
-def test_error_of_tangents_that_do_not_fit_names_the_path():
+def test_error_of_mismatched_tangents_names_the_path():
     for tree, tangents, message in STRUCTURES:
         message = f"tangents must have the structure of primals ... : ... {message}"
         raises(ValueError, message, lambda: beside(tree, tangents))  # noqa: B023
@@ -168,7 +168,7 @@ def incomplete(*given):
     return lambda: custom(TWO)
 
 
-def test_error_of_a_rule_that_does_not_fit_its_function():
+def test_error_of_a_rule_that_does_not_match_its_function():
     no_rule, passes = filter_custom_jvp(scale), "`@scale.def_fwd` ... `@scale.def_bwd`"
     raises(AttributeError, "scale has no ... with `@scale.def_jvp`", lambda: no_rule(TWO))
     for given in ((), ("def_fwd",), ("def_bwd",)):

@@ -68,7 +68,7 @@ def test_aux_comes_after_the_gradient_or_with_the_value():
     with jax.checking_leaks():
         assert filter_grad(loss, has_aux=True)(THREE) == (6.0, aux)
     assert filter_value_and_grad(loss, has_aux=True)(THREE) == ((9.0, aux), 6.0)
-    # As decorators with arguments, and with a list instead of a pair.
+    # Decorators with arguments, and a list instead of a pair.
     assert filter_grad(has_aux=True)(loss)(THREE) == (6.0, aux)
     assert filter_value_and_grad(has_aux=True)(loss)(THREE) == ((9.0, aux), 6.0)
     assert filter_grad(lambda x: [*loss(x)], has_aux=True)(THREE) == (6.0, aux)

@@ -20,7 +20,7 @@ ONE, TWO, THREE = jnp.float32(1), jnp.float32(2), jnp.float32(3)
 # --- tangents ---
 
 
-def test_none_stands_for_a_subtree_of_tangents():
+def test_none_may_replace_a_subtree_of_tangents():
     tree = {"a": [1, (2, 3)], "b": Node(4, (5,)), "c": 6}
     for tangents, expected in [
         (None, [None] * 6),
@@ -56,7 +56,7 @@ def test_tangent_is_none_for_outputs_that_depend_on_no_tangent():
     value, tangent = filter_jvp(function, (TWO, THREE, ONE), (ONE, None, None))
     assert [*value[:3], *value[4:]] == [6.0, 3.0, 2.0, False, 2, "s", 2.5]
     assert tangent == (3.0, *(None,) * 7)
-    # A tangent that happens to be zero is an array. A constant output stays the same object.
+    # A tangent that is zero by chance is an array. A constant output stays the same object.
     assert filter_jvp(lambda x: x * 0, (TWO,), (ONE,)) == (0.0, 0.0)
     constant = np.ones(2)
     value, tangent = filter_jvp(lambda x: (constant, x), (TWO,), (ONE,))
@@ -92,7 +92,7 @@ def test_float0_is_accepted_as_the_tangent_of_an_integer():
     assert pullback((zero, ONE)) == pullback((None, ONE)) == (None, 1.0)
 
 
-def test_none_stands_for_a_subtree_of_zeros():
+def test_none_means_a_subtree_of_zeros():
     primals, tangents = [{"a": TWO}, THREE], [None, ONE]
     assert filter_jvp(lambda x, y: x["a"] * y, primals, tangents) == (6.0, 2.0)
     with pytest.raises(ValueError, match="same pytree structure"):
@@ -139,14 +139,14 @@ def test_vjp_gradient_is_none_for_other_leaves_than_inexact_arrays():
     assert (type(gradient), gradient.weight) == (Node, [3.0, 0.0, 0.0, *(None,) * 5])
 
 
-def test_cotangent_none_stands_for_zero():
+def test_cotangent_none_means_zero():
     def function(x, y):
         return {"product": x * y, "y": [y, y]}
 
     _, pullback = filter_vjp(function, TWO, THREE)
     assert pullback({"product": ONE, "y": None}) == (3.0, 2.0)
     assert pullback(None) == (0.0, 0.0)
-    # A constant output has a dtype that JAX lacks.
+    # A constant output may have a dtype that JAX does not support.
     _, pullback = filter_vjp(lambda x: (np.ones(2), x), TWO)
     assert pullback((None, ONE)) == pullback((jnp.ones(2), ONE)) == (1.0,)
     with pytest.raises(ValueError, match="unexpected tree structure"):

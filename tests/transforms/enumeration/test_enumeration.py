@@ -1,4 +1,4 @@
-"""Enumerations compared with Equinox, then the differences."""
+"""Enumerations compared with Equinox, and differences from Equinox."""
 
 import builtins
 import re
@@ -16,7 +16,7 @@ from tests.beside_equinox import LIBRARIES
 
 
 class Enumerations:
-    """The same enumerations, made by either library."""
+    """Enumerations that are defined with one of the libraries."""
 
     def __init__(self, eqx):
         class Base(eqx.Enumeration):
@@ -67,7 +67,7 @@ def texts_while_traced(e):
 
 
 def known_while_traced(e):
-    """The texts of items that do not depend on a tracer, during a trace."""
+    """The texts of items, during a trace, that do not depend on a tracer."""
     texts = []
 
     def run(x):
@@ -172,7 +172,7 @@ def test_program_gives_the_output_of_equinox(topic):
 # --- definitions --------------------------------------------------------------------------------
 
 
-def test_docstring_lists_the_items_without_those_of_a_mixin():
+def test_docstring_lists_the_items_without_items_of_a_mixin():
     class Mixin:
         constant = "text"
 

@@ -1,4 +1,4 @@
-"""Functions and Modules that several tests of `filter_jit` wrap and pass."""
+"""Functions and Modules for several tests of `filter_jit`."""
 
 import gc
 import sys
@@ -42,7 +42,7 @@ def scaled(x, scale=1.0):
 
 
 def calls_of(function, *args):
-    """The functions in Python and in C that a call goes through, by file and name."""
+    """The Python and C functions that a call runs, as pairs of file and name."""
     calls = []
 
     def note(frame, event, called):
@@ -52,7 +52,7 @@ def calls_of(function, *args):
             calls.append(("C", called.__name__))
 
     before = sys.getprofile()
-    # Garbage collection may run at any moment, and its callbacks are Python functions.
+    # Garbage collection, which may run at any time, calls Python functions.
     gc.disable()
     sys.setprofile(note)
     try:

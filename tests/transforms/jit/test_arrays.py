@@ -1,4 +1,4 @@
-"""Arrays of every kind are taken as `jax.jit` takes them."""
+"""`filter_jit` accepts the same kinds of arrays as `jax.jit`."""
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +24,7 @@ KINDS = {
     "key": lambda: jax.random.key(0),
     "old-key": lambda: jax.random.PRNGKey(0),
     "float0": lambda: np.zeros(4, jax.dtypes.float0),
-    # Before others of NumPy, for one of which JAX 0.10.2 takes it if it got that first.
+    # Must come before other NumPy arrays: JAX 0.10.2 confuses it with an array that came before.
     "numpy-big-endian": lambda: np.ones(4, ">f4"),
     "numpy": lambda: np.ones(4, np.float32),
     "numpy-float64": lambda: np.ones(4),
@@ -73,7 +73,7 @@ def test_array_of_every_kind_gives_the_output_of_jax_jit():
     theirs = jax.jit(lambda array: (array, array.reshape(-1)))
     floats = jnp.ones(4)
     warm = {name: of_tree(unwrap) for name, (_, unwrap) in HOLDS.items()}
-    # Each kind in two of the trees: in one at the first call, in the other after calls with floats.
+    # Tests each kind in two trees: in a first call, and in a call after calls with floats.
     for index, make in enumerate(KINDS.values()):
         array, names = make(), [*HOLDS]
         expected = output_of(lambda array=array: theirs(array))

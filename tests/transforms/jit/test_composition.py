@@ -1,4 +1,4 @@
-"""`filter_jit` in other transformations."""
+"""`filter_jit` inside other transformations."""
 
 import jax
 import jax.numpy as jnp

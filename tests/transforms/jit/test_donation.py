@@ -1,4 +1,4 @@
-"""Donation: by a word as in Equinox, and by the names of arguments."""
+"""Donation by words, as in Equinox, and by the names of arguments."""
 
 import warnings
 
@@ -13,7 +13,7 @@ from tests.transforms.jit.models import Affine, scaled
 
 
 def donated(jit, donate, call):
-    """Which of the arrays in a call are gone afterwards."""
+    """Whether each array of a call is deleted after the call."""
     model = Affine(jnp.ones(3), jnp.ones(3))
     x, y = jnp.ones(3), jnp.ones(3)
 
@@ -46,7 +46,7 @@ def test_donate_all_includes_the_arrays_of_a_wrapped_module():
         assert [array.is_deleted() for array in arrays] == expected
 
 
-def test_names_donate_their_arguments_in_every_spelling_of_the_call():
+def test_names_donate_positional_and_keyword_arguments():
     for names, expected in (
         (("model",), [True, True, False, False]),
         ("x", [False, False, True, False]),
@@ -130,7 +130,7 @@ def test_warning_filters_are_restored():
         return x.sum()
 
     with warnings.catch_warnings():
-        # A user's own filter for the same warning stays.
+        # A user's filter for the same warning is kept.
         warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
         before = list(warnings.filters)
         jitted = filter_jit(function, donate="all")
@@ -145,7 +145,7 @@ def test_warning_filters_are_restored():
 
 
 def used_up():
-    """A model that a call has used up, and that call's function."""
+    """A model that was donated to a call, and the function of the call."""
     model = Affine(jnp.ones(3), jnp.ones(3))
     jitted = filter_jit(lambda model: Affine(2 * model.scale, model.shift), donate="all")
     jitted(model)
@@ -153,7 +153,7 @@ def used_up():
 
 
 def notes_of(call):
-    # JAX raises another class if it finds the deleted array before it runs.
+    # JAX raises another class of error if it finds the deleted array before the program runs.
     with pytest.raises((RuntimeError, ValueError), match="deleted") as caught:
         call()
     return "\n".join(getattr(caught.value, "__notes__", []))
@@ -170,7 +170,7 @@ def test_error_of_a_donated_model_used_again_names_argument_and_path():
     shown = notes_of(lambda: filter_jit(lambda tree: tree)([model.scale, [model.shift] * 19]))
     assert "tree[0], tree[1][0], tree[1][1]" in shown
     assert "and 12 more. Use the" in shown
-    # A deleted array that is not an argument is not reported as one.
+    # A deleted array that is not an argument is not reported as an argument.
     assert "donated" not in notes_of(lambda: filter_jit(lambda x: x + model.scale)(jnp.ones(3)))
 
 

@@ -17,7 +17,7 @@ def test_numeric_attributes_of_a_static_object_are_compared_by_type():
 
     jitted, theirs = filter_jit(name_type), equinox.filter_jit(name_type)
     assert [jitted(Named(number)) for number in (1, True)] == ["int", "bool"]
-    # In nested objects, `True` equals 1, as everywhere in Equinox.
+    # In nested objects `True` equals 1, as it always does in Equinox.
     assert [jitted(Named(Config(number))) for number in (1, True)] == ["int", "int"]
     assert [theirs(Named(number)) for number in (1, True)] == ["int", "int"]
 

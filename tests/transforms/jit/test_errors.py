@@ -18,7 +18,7 @@ class Boom(Exception):
 
 
 class Switch:
-    """Makes a function that fails while `fails` is true, and counts the traces of the function."""
+    """Makes a function that raises an error while `fails` is true, and counts its traces."""
 
     def __init__(self):
         self.fails = True
@@ -51,7 +51,7 @@ def test_call_after_a_failed_trace_is_correct_and_as_fast_as_without_the_failure
         assert switch.count == 3
         frames = calls_of(jitted, tree)
         assert frames == calls_of(fine, tree)
-        # In Python, JAX may walk over trees; it may not call its function.
+        # The Python functions of JAX in a warm call only flatten trees.
         package = os.path.dirname(jax.__file__)
         files = {os.path.relpath(file, package) for file, _ in frames if file != "C"}
         assert {file for file in files if not file.startswith("..")} <= {"_src/tree_util.py"}
@@ -80,7 +80,7 @@ class Model(Module):
 
 
 def warm(jitted):
-    """Calls of other shapes went well, so that the failing one comes by the fast path."""
+    """A function with earlier calls of another shape. The failing call tries the fast path."""
 
     def function(x):
         return 2 * x if x.shape == (3,) else fail(x)

@@ -1,4 +1,4 @@
-"""`filter_jit` of every kind of callable, its metadata and its options."""
+"""`filter_jit` of every kind of callable: outputs, metadata and options."""
 
 import functools
 import inspect
@@ -63,7 +63,7 @@ def test_methods_of_a_module():
 
 
 def with_offset(function):
-    """A decorator that changes the signature without telling `functools.wraps`."""
+    """A decorator that changes the signature, although it uses `functools.wraps`."""
 
     @functools.wraps(function)
     def inner(x, offset):
@@ -170,7 +170,7 @@ def test_wrapper_has_the_metadata_of_the_function_and_the_signature_of_a_call():
     assert list(inspect.signature(partial).parameters) == ["scale"]
 
 
-def test_keyword_or_argument_that_does_not_fit_raises_and_is_named():
+def test_error_names_an_unexpected_keyword_or_argument():
     refused = ["static_argnums", "static_argnames", "donate_argnums", "donate_argnames"]
     for name in [*refused, "abstracted_axes"]:
         for value in (0, None):

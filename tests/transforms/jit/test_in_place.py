@@ -1,5 +1,5 @@
-"""Changes in place: the next call sees them in pytrees, partials and objects hashed by value, but
-not in an object that hashes by identity, as in Equinox and `jax.jit`.
+"""Changes in place. The next call sees a change of a pytree, a partial or a value hashed by value.
+As in Equinox and `jax.jit`, it does not see a change of an object hashed by identity.
 """
 
 import functools
@@ -13,7 +13,7 @@ from eqxlike import filter_jit
 from tests.partition.models import Pair
 from tests.partition.statics import BY_IDENTITY, CHANGING, show
 
-# Functions that put a value into an argument, and functions that take it out again.
+# Pairs of a function that puts a value in an argument, and a function that reads it.
 PLACES = {
     "argument": (lambda value: value, lambda tree: tree),
     "inner-field": (lambda value: Pair(Pair((1, value)), jnp.ones(2)), lambda it: it.left.left[1]),
@@ -34,7 +34,7 @@ def assert_change_is_seen(make, edit, place):
 
 
 def test_next_call_sees_a_change_in_place_of_a_value_with_parts():
-    # Each kind of value in one place, and each place with several kinds.
+    # Tests each kind of value in one place, and each place with several kinds.
     for example, place in zip(CHANGING.values(), itertools.cycle(PLACES), strict=False):
         assert_change_is_seen(*example, place)
     in_list = lambda: [functools.partial(max, [1])], lambda it: it[0].args[0].append(2)
@@ -42,7 +42,7 @@ def test_next_call_sees_a_change_in_place_of_a_value_with_parts():
 
 
 def traces_of(jit, make, edit):
-    """How often a function was traced after each of three calls."""
+    """The number of traces after each of three calls."""
     count, counts = 0, []
 
     def function(value, x):
@@ -70,7 +70,7 @@ def test_change_in_place_of_one_of_two_equal_values_is_not_seen_in_the_other():
         jitted = filter_jit(lambda value, x: (value, show(value)))
         jitted(first, jnp.ones(2))
         edit(first)
-        # The old trace, and a new one.
+        # The existing trace, and a new trace.
         for size in (2, 3):
             returned, text = jitted(second, jnp.ones(size))
             assert show(returned) == text == show(second)

@@ -1,4 +1,4 @@
-"""Memory: closures, models and wrappers die after use, and caches are bounded."""
+"""Closures, models and wrappers are freed after use, and caches are bounded."""
 
 import gc
 import linecache
@@ -23,14 +23,14 @@ class Calls(Module):
 
 
 def collect():
-    """Collects garbage until none is left, and drops the sources of dead functions."""
+    """Collects all garbage, and deletes the sources of deleted functions."""
     for _ in range(3):
         gc.collect()
     forget_sources()
 
 
 def make_closure():
-    """A function that holds an array, and dies with it."""
+    """A closure over an array. Nothing else refers to the array."""
     held = jnp.ones(3)
     return lambda x: (held * x).sum()
 
@@ -56,7 +56,7 @@ def returns_itself(closure):
 
 
 def of_class(closure):
-    """An instance of a class that dies with it."""
+    """An instance of a local class. Nothing else refers to the class."""
     return type("Local", (), {"__call__": lambda self, x: closure(x)})()
 
 
@@ -94,13 +94,13 @@ def fail_with(closure, x):
 
 
 def use_once(name):
-    """A weak reference to a closure that was used and dropped."""
+    """Uses a closure and returns a weak reference to it."""
     closure = make_closure()
     USES[name](closure, jnp.ones(3))
     return weakref.ref(closure)
 
 
-def test_closures_and_their_arrays_die_after_use():
+def test_closures_and_their_arrays_are_freed_after_use():
     use_once("wrapped")
     collect()
     before = len(jax.live_arrays())
@@ -114,7 +114,7 @@ def test_closures_and_their_arrays_die_after_use():
     assert reference() is None
 
 
-def test_many_wrappers_models_and_closures_leave_nothing():
+def test_many_wrappers_models_and_closures_are_freed():
     x = jnp.ones(2)
     first, same = filter_jit(lambda pair: pair.left), filter_jit(lambda pair: pair)
     call, ignore = filter_jit(lambda closure, x: x), filter_jit(lambda model, x: x)
@@ -135,19 +135,19 @@ def test_many_wrappers_models_and_closures_leave_nothing():
         collect()
         return len(gc.get_objects())
 
-    # Without `jit`, so that no call compiles. All else is the same.
+    # Without `jit`, no call compiles. Everything else is unchanged.
     with jax.disable_jit():
         before = count(20)
         assert count(60) - before < 40
 
 
-def test_dead_functions_leave_no_structures_and_no_source():
+def test_structures_and_source_of_deleted_functions_are_freed():
     def use():
         filter_jit(lambda x: (Pair(x + 1, mode=object()), 1), donate="all")(jnp.ones(2))
 
     def left():
         collect()
-        # `linecache` itself may note files of the standard library.
+        # `linecache` may also contain files of the standard library.
         sources = [name for name in linecache.cache if name.startswith("<eqxlike")]
         return num_interned(), len(sources)
 
@@ -158,7 +158,7 @@ def test_dead_functions_leave_no_structures_and_no_source():
     assert left() == before
 
 
-def test_models_and_arguments_die_without_garbage_collection():
+def test_models_and_arguments_are_freed_without_garbage_collection():
     function = filter_jit(lambda pair: Pair(pair.left, pair))
     references = []
     for _ in range(3):

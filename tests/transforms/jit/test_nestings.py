@@ -1,8 +1,8 @@
 """A jitted call runs the wrappers of its own function, in their order.
 
-A nesting is a chain of wrappers, innermost first, and a number that some of them bind. Several
-nestings of the same functions are called in turn, since what is compiled for one of them must not
-serve another, and compared with what raw JAX computes without compilation.
+A nesting is a chain of wrappers, innermost first, and a number that some wrappers bind. A test
+calls several nestings of the same functions in turn, because a program that is compiled for one
+nesting must not be used for another. It compares the outputs with JAX without compilation.
 """
 
 import collections
@@ -38,18 +38,17 @@ OURS = Library(
     eqxlike.Partial,
     eqxlike.Module,
 )
-# Nothing is compiled, and nothing of ours is used.
+# Plain JAX without compilation and without eqxlike.
 PLAIN = Library(
     jax.vmap, unchanged, jax.grad, jax.value_and_grad, unchanged, functools.partial, object
 )
 
 
 def make_wrappers(library):
-    """The ways to wrap a function of an array, each around the same few functions.
+    """Wrappers of functions of an array, by name. A wrapper is called with a function and a number.
 
-    These are new for each call, with nothing compiled for them yet. They add the rank of what
-    they get, so that no two orders of wrappers compute the same by chance. Each takes what it
-    wraps, and a number to bind.
+    Each call of `make_wrappers` makes new functions, for which nothing is compiled. The functions
+    add the rank of their argument, so that different orders of wrappers give different outputs.
     """
     above = lambda inner, x: 2 * inner(x) + x.ndim
     scaled = lambda inner, factor, x: factor * inner(x) - x.ndim
@@ -116,7 +115,7 @@ NAMES = [*make_wrappers(PLAIN)]
 
 
 def build(library, nestings):
-    """One function, wrapped in the wrappers of each of `nestings`, innermost first."""
+    """The same function in the wrappers of each nesting, innermost first."""
     wrappers, base = make_wrappers(library), lambda x: jnp.sin(x) + x.ndim
     return [
         functools.reduce(lambda built, name: wrappers[name](built, number), chain, base)
@@ -131,7 +130,7 @@ def assert_told_apart(nestings):
     expected = [function(X) for function in build(PLAIN, nestings)]
     built = build(OURS, nestings)
     jitted = [filter_jit(function) for function in built]
-    # Twice the same wrapper, then a new one.
+    # Calls the same jitted functions twice, and then new ones.
     for calls in (jitted, jitted, map(filter_jit, built)):
         for nesting, call, desired in zip(nestings, calls, expected, strict=True):
             np.testing.assert_allclose(call(X), desired, rtol=1e-5, err_msg=str(nesting))
@@ -143,14 +142,14 @@ def can_be_called(chain):
 
 @st.composite
 def nestings(draw):
-    """Some orders of the same wrappers, each with a number to bind."""
+    """Several orders of the same wrappers, each with a number to bind."""
     wrappers = st.lists(st.sampled_from(NAMES), min_size=2, max_size=4)
     orders = st.permutations(draw(wrappers.filter(can_be_called))).map(tuple)
     return draw(st.lists(st.tuples(orders, st.sampled_from([2, 3])), min_size=2, max_size=4))
 
 
 def test_two_wrappers_in_either_order_are_different_functions():
-    # The long way and the fast path are walked all the same, and nothing waits for a compiler.
+    # Without compilation the test is fast, and still covers the slow and the fast path.
     with jax.disable_jit():
         for pair in zip(NAMES[::2], NAMES[1::2], strict=True):
             assert_told_apart([(pair, 2), (pair[::-1], 2), (pair, 3)])

@@ -27,8 +27,8 @@ def test_replaced_call_of_a_class_is_traced():
     assert jitted(1.0, 2.0) == 3
 
 
-def test_decorated_call_of_a_transformed_module_takes_its_arguments():
-    # Like jaxtyping's import hook: the signature ignores `__wrapped__` and has no `self`.
+def test_decorated_call_of_a_transformed_module_accepts_its_arguments():
+    # As with jaxtyping's import hook, the signature ignores `__wrapped__` and has no `self`.
     def checked(function):
         @functools.wraps(function)
         def call(*args, **kwargs):
@@ -65,7 +65,7 @@ def test_mock_of_a_module_is_static():
 
 
 def test_garbage_collection_does_not_call_eq():
-    # If `__eq__` called JAX while jaxlib takes a traceback, jaxlib would free code that is in use.
+    # If `__eq__` calls JAX while jaxlib records a traceback, jaxlib frees code that is in use.
     asked_by = []
 
     class Asking:
@@ -100,7 +100,7 @@ def test_flattening_inside_eq_does_not_deadlock():
             return 1
 
         def __eq__(self, other):
-            # As garbage collection may, anywhere.
+            # Garbage collection may flatten a tree at any time.
             flatten(("inner", len(done)))
             done.append(None)
             return True
@@ -117,7 +117,7 @@ def test_flattening_inside_eq_does_not_deadlock():
 
 @dataclasses.dataclass(frozen=True)
 class Frozen:
-    """Hashable to look at, but not with an array in it."""
+    """Has a generated `__hash__`, which raises an error if `scale` is an array."""
 
     scale: object
 

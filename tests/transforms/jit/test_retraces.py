@@ -1,4 +1,4 @@
-"""`on_retrace`, `max_traces` and `.traces`: counting traces, and the reaction to a retrace."""
+"""`on_retrace`, `max_traces` and `.traces`: counting traces, and reactions to a retrace."""
 
 import copy
 import functools
@@ -20,7 +20,7 @@ def double(x):
 
 
 def ignore(trace):
-    """An `on_retrace`."""
+    """An `on_retrace` that does nothing."""
 
 
 class Scale(eqx.Module):
@@ -72,7 +72,7 @@ def test_on_retrace_error_refuses_a_second_trace_and_keeps_the_first():
     assert len(count) == num_traces(function) == 1
 
 
-def test_callable_gets_each_trace_after_the_first_and_may_refuse_it():
+def test_callable_is_called_with_each_trace_after_the_first_and_may_refuse_it():
     class Seen:
         def __init__(self):
             self.traces, self.computed, self.refuses = [], [], False
@@ -81,7 +81,7 @@ def test_callable_gets_each_trace_after_the_first_and_may_refuse_it():
             if self.refuses:
                 raise KeyError("no")
             self.traces.append(trace)
-            # It is no part of the program.
+            # This computation is not part of the traced program.
             self.computed.append(float(ones(2).sum()))
 
     seen, count = Seen(), []
@@ -229,7 +229,7 @@ def test_retrace_error_in_an_outer_trace_leaves_both_functions_usable():
     assert (num_traces(inner), num_traces(outer)) == (1, 1)
 
 
-def test_lowering_counts_and_the_call_after_it_does_not():
+def test_lowering_counts_as_a_trace_and_the_next_call_does_not():
     sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     for options in ({}, {"out_shardings": (sharding, sharding)}):
         function = eqx.filter_jit(lambda x: (x, x), max_traces=1, **options)

@@ -1,4 +1,4 @@
-"""The cost of recording traces: none in a warm call, and little memory, which is freed."""
+"""Recording traces adds no cost to a warm call, and its memory is small and freed."""
 
 import gc
 import sys
@@ -35,7 +35,7 @@ def test_texts_of_many_leaves_are_made_on_first_use(monkeypatch):
 
 
 def bytecode_of_a_warm_call(function, *args):
-    """The frames and instructions that Python goes through in a call, and the calls to C."""
+    """The Python frames and instructions, and the C calls, of a warm call."""
     for _ in range(3):
         function(*args)
     found = []
@@ -51,7 +51,7 @@ def bytecode_of_a_warm_call(function, *args):
 
     before = sys.gettrace(), sys.getprofile()
     gc.disable()
-    for _ in range(2):  # Since Python 3.12, only the second time reports opcodes.
+    for _ in range(2):  # Since Python 3.12, opcodes are only reported the second time.
         found.clear()
         sys.setprofile(profile)
         sys.settrace(trace)
@@ -82,7 +82,7 @@ def test_warm_call_runs_the_same_instructions_with_and_without_options():
 
 
 def reachable(*roots):
-    """The objects that `roots` hold, but for classes, modules and functions."""
+    """The objects reachable from `roots`, except through classes and modules."""
     found, todo = {}, list(roots)
     while todo:
         each = todo.pop()
@@ -92,7 +92,7 @@ def reachable(*roots):
     return list(found.values())
 
 
-def test_closures_passed_as_arguments_and_traced_functions_die():
+def test_closures_passed_as_arguments_and_traced_functions_are_freed():
     def closure():
         held = ones(3)
         return lambda x: held * x
@@ -113,7 +113,7 @@ def test_closures_passed_as_arguments_and_traced_functions_die():
     assert [reference() for reference in references] == [None, None]
 
 
-def test_new_function_at_the_address_of_a_dead_one_is_another():
+def test_new_function_at_the_address_of_a_deleted_function_is_distinguished():
     function = eqx.filter_jit(lambda apply, x: apply(x))
     for _ in range(3):
         function((lambda: lambda x: x)(), ones(3))

@@ -36,7 +36,7 @@ def test_in_shardings_are_given_for_each_argument():
         jitted = filter_jit(give_both, in_shardings=in_shardings)
         assert places(jitted(ONES, ONES)) == expected
         assert places(jitted(y=ONES, x=ONES)) == expected
-    # None leaves an array where it is.
+    # `None` does not move an array.
     jitted = filter_jit(give_both, in_shardings=(SPLIT, None))
     assert places(jitted(ONES, jax.device_put(ONES, COPIED))) == ["split", "whole"]
     # Other leaves than arrays are ignored.
@@ -110,7 +110,7 @@ def test_in_shardings_are_given_by_name():
     assert places(jitted(ONES)) == ["split", "whole"]
 
 
-def test_in_shardings_by_name_reach_into_variadic_arguments():
+def test_in_shardings_by_name_apply_to_variadic_arguments():
     in_shardings = {"args": (None, SPLIT), "key": SPLIT, "options": {"a": COPIED, "b": None}}
     jitted = filter_jit(
         lambda *args, key, **options: (args, key, options), in_shardings=in_shardings
@@ -119,7 +119,7 @@ def test_in_shardings_by_name_reach_into_variadic_arguments():
     assert places([args[1], key, options["a"]]) == ["split", "split", "whole"]
 
 
-def test_shardings_that_do_not_fit_are_an_error():
+def test_mismatched_shardings_are_an_error():
     message = r"scale has no parameter named 'z'; it has 'x', 'y', 'factor', 'shift'\."
     for called in (scale, filter_vmap(scale)):
         with pytest.raises(ValueError, match=message):

@@ -9,7 +9,7 @@ from eqxlike import clear_caches, filter_jit
 from tests.transforms.jit.models import Affine, X, double, equal
 
 
-def test_compiled_function_module_and_method_take_the_arguments_of_a_call():
+def test_compiled_function_module_and_method_accept_the_arguments_of_a_call():
     compiled = filter_jit(lambda x, y=2, *, z=3: x * y * z).lower(X, 2).compile()
     assert equal(compiled(x=X, z=3), 6 * X)
     compiled = filter_jit(Affine(jnp.ones(3))).lower(X).compile()
@@ -41,7 +41,7 @@ def test_compiled_function_outlives_clear_caches_and_a_failed_trace():
     assert equal(compiled(X), 2 * X)
 
 
-def test_struct_in_place_of_an_array_is_lowered():
+def test_struct_instead_of_an_array_is_lowered():
     model = Affine(jax.ShapeDtypeStruct((3,), jnp.float32))
     # In a call, the same struct is a static value.
     assert filter_jit(lambda model: model.scale.shape)(model) == (3,)
@@ -51,7 +51,7 @@ def test_struct_in_place_of_an_array_is_lowered():
         theirs.lower(model)
 
 
-def test_cost_memory_and_text_equal_those_of_jax():
+def test_cost_memory_and_text_equal_jax():
     x = jnp.ones((4, 4))
     ours, jax_own = (jit(lambda x: x @ x).lower(x) for jit in (filter_jit, jax.jit))
     assert ours.cost_analysis() == jax_own.cost_analysis()

@@ -1,4 +1,4 @@
-"""Unhashable values, such as lists and dicts, in static fields are compared by value."""
+"""Unhashable values in static fields, such as lists and dicts, are compared by value."""
 
 import copy
 import dataclasses
@@ -33,7 +33,7 @@ def set_value(static):
     static.value = 5
 
 
-# A function that makes a value, one that makes a different value, and a change in place.
+# Tuples (function that makes a value, function that makes a different value, change in place).
 EXAMPLES = {
     "list": (lambda: [1, 2], lambda: [1, 3], lambda s: s.append(3)),
     "nested": (lambda: [[1]], lambda: [[1.0]], lambda s: s[0].append(2)),
@@ -58,7 +58,7 @@ TUPLE = jax.tree.structure((1, 2))
 
 
 def counting():
-    """A jitted function that returns the text of its static field, and the texts of its traces."""
+    """A jitted function that returns the text of a static field, and the list of traced texts."""
     seen = []
 
     @filter_jit
@@ -92,7 +92,7 @@ def test_next_call_sees_a_change_in_place():
         change(model.static)
         for _ in range(2):
             assert function(model)[1] == repr(model.static)
-        # The first trace still serves values that equal the old one.
+        # The first trace is still used for values that equal the original value.
         again = Model(jnp.ones(2), make())
         for _ in range(2):
             returned, seen = function(again)
@@ -157,7 +157,7 @@ def test_unchanged_containers_take_the_fast_path_and_changed_ones_do_not(monkeyp
         config = make_config()
         configs = [config, config, make_config()]
         net = Net(sequence(Model(jnp.ones(2), each) for each in configs), config)
-        # A model and its gradient, both from the last call or made again by a call of `tree.map`.
+        # A model and its gradient, both returned by the last call or made by `jax.tree.map`.
         nets = first = (net, jax.tree.map(lambda x: x, net))
         for _ in range(3):
             nets = step(nets)
@@ -171,7 +171,7 @@ def test_unchanged_containers_take_the_fast_path_and_changed_ones_do_not(monkeyp
         assert traces[1:] == [repr([each.configs for each in nets])], name
         assert len(long_ways) <= 4, name
         assert float(nets[0].layers[0].x[0]) == 7
-        # Equal containers share the trace, but a change of one is a change of that one only.
+        # Equal containers share the trace, but changing one container does not change the others.
         other = copy.deepcopy(net)
         step((other, other))
         assert len(traces) == 2
@@ -181,7 +181,7 @@ def test_unchanged_containers_take_the_fast_path_and_changed_ones_do_not(monkeyp
         del long_ways[:]
 
 
-def test_new_container_at_the_address_of_an_old_one_is_another():
+def test_new_container_at_the_address_of_a_deleted_container_is_distinguished():
     read = filter_jit(lambda model: repr(model.static))
     for number in range(8):
         config = {"value": [float(number)]}

@@ -10,14 +10,14 @@ from eqxlike import Module, filter_jit
 from eqxlike._transforms._jit._donation_warnings import DonationWarnings
 from tests.partition.models import Pair
 
-# Only a failing test waits this long.
+# Only reached if a test fails.
 TIMEOUT_S = 60
 
 pytestmark = pytest.mark.usefixtures("compiles_alone")
 
 
 def run_at_once(number, call):
-    """`call(index)` in as many threads, started at one moment; the outputs in order."""
+    """Runs `call(index)` in `number` simultaneous threads, and returns the outputs in order."""
     start = threading.Barrier(number, timeout=TIMEOUT_S)
 
     def run(index):
@@ -66,11 +66,11 @@ def test_simultaneous_first_calls_of_wrappers_and_methods_trace_once():
     assert traces == ["function", "method"]
 
 
-# What the second thread calls, and whether it was called before.
+# The arguments of the second thread's call, and the number of earlier calls.
 @pytest.mark.parametrize(
     ("args", "num_before"), [((jnp.ones(3), "fast"), 2), ((jnp.ones(2), "fast"), 0)]
 )
-def test_call_of_a_warm_or_another_trace_does_not_wait_for_a_thread_that_traces(args, num_before):
+def test_call_with_a_warm_or_another_trace_does_not_wait_for_a_tracing_thread(args, num_before):
     is_tracing, other_is_done = threading.Event(), threading.Event()
     waited = []
 
@@ -115,7 +115,7 @@ def test_two_functions_that_call_each_other_while_tracing_do_not_deadlock():
     assert [int(output[0]) for output in outputs] == [2, 1]
 
 
-class _TakenByAnother(list):
+class _EmptiedByAnotherThread(list):
     """A list that another thread empties directly after a check that it is not empty."""
 
     def __bool__(self):
@@ -126,6 +126,6 @@ class _TakenByAnother(list):
 
 def test_two_calls_that_hide_warnings_may_end_at_once():
     donation_warnings = DonationWarnings()
-    donation_warnings.to_restore = _TakenByAnother([lambda: None])
+    donation_warnings.to_restore = _EmptiedByAnotherThread([lambda: None])
     donation_warnings.restore()
     assert not donation_warnings.to_restore

@@ -1,4 +1,4 @@
-"""How often a function is traced: counted, for each kind of argument."""
+"""The number of traces for each kind of argument."""
 
 import functools
 import inspect
@@ -26,7 +26,7 @@ class Traced:
             self.count += 1
             return function(*args, **kwargs)
 
-        # `functools.wraps` alone does not say how a decorated function may be called.
+        # `functools.wraps` does not guarantee the signature, so it is set explicitly.
         counting.__signature__ = inspect.signature(function)
         self.jitted = jit(counting, **options)
 
@@ -79,7 +79,7 @@ def test_error_of_an_unhashable_static_leaf_names_its_path():
         filter_jit(lambda x: x)({"a": [set()]})
 
 
-# --- calls in different spellings ---
+# --- positional and keyword arguments ---
 
 
 def weigh(a, b=2, /, c=3, *, d=4, e=None):
@@ -95,7 +95,7 @@ SPELLINGS = {
 }
 
 
-def test_calls_that_differ_only_in_spelling_share_a_trace():
+def test_positional_and_keyword_calls_share_a_trace():
     traced, in_equinox = Traced(weigh), Traced(weigh, equinox.filter_jit)
     x = jnp.arange(2.0)
     for spelling in SPELLINGS.values():
@@ -108,7 +108,7 @@ def test_calls_that_differ_only_in_spelling_share_a_trace():
     assert traced.count == 1
 
 
-def test_calls_of_a_wrapped_function_in_different_spellings_share_a_trace():
+def test_positional_and_keyword_calls_of_a_wrapped_function_share_a_trace():
     def function(w, x, scale=2):
         traces.append(1)
         return (w * x * scale).sum()
@@ -132,7 +132,7 @@ def test_calls_of_a_wrapped_function_in_different_spellings_share_a_trace():
         assert len(traces) == 1
 
 
-def test_array_or_unhashable_default_is_left_to_the_function():
+def test_array_or_unhashable_default_is_not_passed_as_an_argument():
     two = np.int32(2)
     traced = Traced(lambda x, y=two, z=3: x[:y] * z)
     for call in (lambda: traced(jnp.ones(4)), lambda: traced(jnp.ones(4), z=3)):

@@ -70,7 +70,7 @@ CHANGES = {
 
 def test_call_warns_after_a_change():
     for change in CHANGES.values():
-        # JAX's arrays are in the other tests.
+        # The other tests use JAX arrays.
         instance = Plain(np.full(3, 2, np.float32))
         instance.compiled(X)
         change(instance)
@@ -97,7 +97,7 @@ def test_call_does_not_warn_without_a_change():
         instance.compiled(X)  # Warnings are errors.
 
 
-def test_compiled_function_uses_the_array_of_its_trace_and_the_warning_says_so():
+def test_compiled_function_uses_the_array_of_its_trace_as_the_warning_says():
     instance = Plain(jnp.float32(2))
     instance.compiled(X)
     instance.scale = jnp.float32(3)

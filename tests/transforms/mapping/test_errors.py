@@ -1,4 +1,4 @@
-"""Errors of `filter_vmap` and `filter_pmap` for axes, arguments and options that do not fit."""
+"""Errors of `filter_vmap` and `filter_pmap` for wrong axes, arguments and options."""
 
 import jax
 import jax.numpy as jnp

@@ -29,7 +29,7 @@ def test_methods_are_mapped():
     assert [model.each(x).tolist(), model.shared(x).tolist()] == [[0, 1], [0.5, 0.5]]
 
 
-def test_arrays_of_the_function_are_no_constants():
+def test_arrays_of_the_function_are_not_constants():
     class Model(eqxlike.Module):
         weight: Any
 
@@ -75,7 +75,7 @@ def test_out_axes_place_the_mapped_axis():
     )
     output = mapped(MATRIX)
     assert ([np.shape(leaf) for leaf in output[:3]], output[3]) == ([(3, 2), (2, 3), (2,)], "s")
-    # Without an axis, the output of the first device.
+    # Without an out axis, the output is the first device's output.
     assert [leaf.tolist() for leaf in output[4:]] == [[3, 5, 7], [0, 1, 2]]
 
 
@@ -110,6 +110,6 @@ def test_donates_all():
     once = increment(MATRIX)
     twice = increment(once)
     assert (once.is_deleted(), twice.tolist()) == (True, (MATRIX + 2).tolist())
-    # A buffer that cannot be used for the output is no error.
+    # A donated buffer that the output cannot use is no error.
     for word in ("all", "warn", "none"):
         assert filter_pmap(lambda x: x.sum(), donate=word)(MATRIX).tolist() == [3, 12]

@@ -37,7 +37,7 @@ class Scale(eqxlike.Module):
 SCALE = Scale(jnp.array(2.0), "double")
 
 
-def test_callable_of_any_kind_runs_on_its_part():
+def test_each_device_calls_any_kind_of_callable_on_its_part():
     for mapped in (
         on_mesh(SCALE, in_specs=ROWS, out_specs=ROWS),
         on_mesh(SCALE.__call__, in_specs=(ROWS,), out_specs=ROWS),
@@ -49,7 +49,7 @@ def test_callable_of_any_kind_runs_on_its_part():
     assert "all_reduce" in on_mesh(centred, in_specs=ROWS, out_specs=ROWS).lower(X).as_text()
 
 
-def test_specs_are_given_by_place_or_by_name_and_static_values_pass():
+def test_specs_are_given_by_position_or_name_and_static_values_pass_through():
     def function(model, data, label="x", *more, factor=1.0, **named):
         shares = [data["x"] * factor, *more, named.get("last")]
         return {"shares": shares, "weight": model.weight, "label": (label, model.name, max)}
@@ -99,7 +99,7 @@ def test_composes_with_other_transformations_on_any_mesh(axis_type, is_context):
     def run():
         gradient_of = filter_jit(filter_grad(loss))
         gradient = gradient_of(SCALE, X).weight
-        # The next step of a training gets an array that the first one returned.
+        # The next training step is called with an array from the first step.
         moved = Scale(SCALE.weight + 0 * gradient, SCALE.name)
         np.testing.assert_allclose(gradient_of(moved, X).weight, gradient)
         xs = jnp.stack([X, 3 * X])

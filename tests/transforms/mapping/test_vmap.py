@@ -47,7 +47,7 @@ def test_by_default_only_arrays_of_the_arguments_are_mapped():
         assert filter_vmap(lambda x: jnp.ones(x.shape))(x).shape == (3,)
     assert filter_vmap(lambda x: x.sum())(jnp.ones((0, 3))).shape == (0,)
     assert filter_vmap(Scale(jnp.array(5.0)))(jnp.arange(2.0)).tolist() == [0, 5]
-    # Nothing is mapped: the function is called.
+    # If nothing is mapped, the function is called directly.
     assert filter_vmap(lambda x: x + 1, in_axes=None, out_axes=None)(jnp.array(1)) == 2
     assert filter_vmap(lambda text: text * 2)("ab") == "abab"
 
@@ -61,7 +61,7 @@ def test_axes_may_be_a_prefix_or_functions_of_leaves():
     ):
         added = filter_vmap(lambda tree: tree["x"] + tree["y"], in_axes=in_axes)(tree)
         assert added.tolist() == [1, 2, 3]
-    # One axis for all arguments; and axes of only the arguments that are given.
+    # One axis for all arguments, and axes for only the arguments of the call.
     added = filter_vmap(lambda x, y: x.sum() + y.sum(), in_axes=1)(MATRIX, MATRIX)
     assert added.tolist() == [6, 10, 14]
     assert filter_vmap(lambda x, y=2: x * y, in_axes=(0,))(jnp.arange(3)).tolist() == [0, 2, 4]
