@@ -286,35 +286,31 @@ class MultiheadAttention(Module):
         keys = (None,) * 4
         if key is not None:
             keys = split_in_program(jr.fold_in(key, _PROJECTIONS), 4)
-
-        shapes = (
-            (self.num_heads, self.qk_size),
-            (self.num_kv_heads, self.qk_size),
-            (self.num_kv_heads, self.vo_size),
-        )
-        projected = self._project((query, key_, value), keys)
-        heads: Any = [
-            each.reshape(each.shape[0], *shape)
-            for each, shape in zip(projected, shapes, strict=True)
-        ]
+        num_kv, qk_size, vo_size = self.num_kv_heads, self.qk_size, self.vo_size
+        shapes = (self.num_heads, qk_size), (num_kv, qk_size), (num_kv, vo_size)
+        projected = zip(self._project((query, key_, value), keys), shapes, strict=True)
+        heads: Any = [each.reshape(each.shape[0], *shape) for each, shape in projected]
         for index, norm in enumerate((self.query_norm, self.key_norm)):
             if norm is not None:
                 heads[index] = jax.vmap(jax.vmap(norm))(heads[index])
-        rotary_positions: Any = positions
+        options: dict[str, Any] = {
+            "mask": mask,
+            "bias": bias,
+            "is_causal": is_causal,
+            "window": self.window,
+            "segment_ids": segment_ids,
+            "key_length": key_length,
+            "query_offset": query_offset,
+        }
         has_cache = isinstance(cache, KVCache)
         if not has_cache and cache is not None and cache is not NO_CACHE:
             raise TypeError(
                 f"{describe(self)} expected cache to be an nn.KVCache or None, got {cache!r}."
             )
         if has_cache:
-            given = {
-                "a mask": None if isinstance(mask, str) else mask,
-                "bias": bias,
-                "segment_ids": segment_ids,
-                "key_length": key_length,
-                "positions": positions,
-            }
-            unsupported = [name for name, each in given.items() if each is not None]
+            given = {**options, "positions": positions}
+            names = ("mask", "bias", "segment_ids", "key_length", "positions")
+            unsupported = [name for name in names if not isinstance(given[name], str | None)]
             if query.shape[0] != key_.shape[0]:
                 unsupported.append(f"{query.shape[0]} queries and {key_.shape[0]} keys")
             if unsupported:
@@ -323,11 +319,10 @@ class MultiheadAttention(Module):
                     "other masks, biases or positions, and needs as many keys as queries; got "
                     f"{', '.join(unsupported)}."
                 )
-            query_offset = cache.start
-            rotary_positions = (cache.start, cache.start)
+            positions = (cache.start, cache.start)
         if self.rotary is not None:
-            heads[:2] = self._rotate(heads[0], heads[1], rotary_positions, query_offset)
-        elif positions is not None:
+            heads[:2] = self._rotate(heads[0], heads[1], positions, query_offset)
+        elif positions is not None and not has_cache:
             raise ValueError(
                 f"{describe(self)} got positions but has no rotary embedding: construct the layer "
                 "with `rotary=nn.RotaryPositionalEmbedding(...)`."
@@ -340,16 +335,6 @@ class MultiheadAttention(Module):
                     "`process_heads` must return query, key and value heads with the shapes of its "
                     f"arguments: expected {expected}, got {found}."
                 )
-
-        options: dict[str, Any] = {
-            "mask": mask,
-            "bias": bias,
-            "is_causal": is_causal,
-            "window": self.window,
-            "segment_ids": segment_ids,
-            "key_length": key_length,
-            "query_offset": query_offset,
-        }
         if has_cache:
             key_heads, value_heads, options, cache = cache.extend(heads[1], heads[2], self.window)
             heads = (heads[0], key_heads, value_heads)

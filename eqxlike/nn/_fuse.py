@@ -70,7 +70,11 @@ def fuse(model: Tree) -> Tree:
 
     def fused(attention: MultiheadAttention) -> MultiheadAttention:
         projections = [getattr(attention, name) for name in PROJECTIONS]
-        places = _group_fusable(projections, counts)
+        groups: dict[Any, list[int]] = collections.defaultdict(list)
+        for index, layer in enumerate(projections):
+            groups[_fusion_key(layer, counts)].append(index)
+        groups.pop(None, None)  # Layers that cannot be fused.
+        places = [tuple(each) for each in groups.values() if len(each) > 1]
         layers = [_fuse_layers([projections[index] for index in each]) for each in places]
         return FusedAttention(attention, layers, places) if places else attention
 
@@ -127,16 +131,6 @@ def _map_attention(
         return made[id(node)][1]
 
     return replaced(model)
-
-
-def _group_fusable(layers: Sequence[Any], counts: dict[int, int]) -> list[tuple[int, ...]]:
-    """For each fused product, the indices of its layers."""
-    groups: dict[Any, list[int]] = {}
-    for index, layer in enumerate(layers):
-        key = _fusion_key(layer, counts)
-        if key is not None:
-            groups.setdefault(key, []).append(index)
-    return [tuple(each) for each in groups.values() if len(each) > 1]
 
 
 def _fusion_key(layer: Any, counts: dict[int, int]) -> Any:
