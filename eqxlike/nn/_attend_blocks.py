@@ -195,7 +195,6 @@ def _differentiate(plan: Plan, primals: Any, tangents: Any) -> tuple[Any, Any]:
     def transpose(
         residuals: list[Array], cotangents: list[Array], is_shared: tuple[bool, ...]
     ) -> list[Array]:
-        del is_shared
         inputs, outputs = treedef.unflatten(residuals)
         if Inputs._fields.index("bias") in moving:
             results = _run_cotangents(plan, True, inputs, outputs, cotangents)

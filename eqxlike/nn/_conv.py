@@ -139,7 +139,6 @@ class Conv(Module):
         - `ValueError` if `x` has the wrong number of channels or axes.
         - `ValueError` if `x` is smaller than the kernel.
         """
-        del key
         check_input(self, x, (self.in_channels, *axis_names(self.num_spatial_dims)))
         check_not_stacked(self, self.weight, 2 + self.num_spatial_dims)
         extents = _window_extents(self.kernel_size, self.dilation)
@@ -346,7 +345,6 @@ class ConvTranspose(Module):
         - `ValueError` if `x` has the wrong number of channels or axes.
         - `ValueError` if the output would be empty.
         """
-        del key
         check_input(self, x, (self.in_channels, *axis_names(self.num_spatial_dims)))
         check_not_stacked(self, self.weight, 2 + self.num_spatial_dims)
         extents = _window_extents(self.kernel_size, self.dilation)

@@ -90,7 +90,6 @@ class Embedding(Module):
 
         **Raises:** `ValueError` if `x` is not a scalar; `TypeError` if `x` is not an integer.
         """
-        del key
         check_input(self, x, ())
         check_not_stacked(self, self.weight, 2)
         if jnp.issubdtype(jnp.result_type(x), jnp.inexact):
@@ -247,7 +246,6 @@ class RotaryPositionalEmbedding(Module):
         **Raises:** `ValueError` if `x` or `positions` has another shape; `TypeError` if `positions`
         are neither integers nor floats.
         """
-        del key
         has_heads = positions is not None and jnp.ndim(x) == 3
         heads = ("heads",) if has_heads else ()
         check_input(self, x, ("seq_length", *heads, self.embedding_size))

@@ -623,7 +623,6 @@ def _with_cache(
     logits, memory = call(tokens, [*stores, start], is_prefill=True)
 
     def advance(memory: Any, token: Array, index: Array) -> tuple[Array, Any]:
-        del index
         logits, memory = call(token[:, None], memory, is_prefill=False)
         return logits[:, 0], memory
 

@@ -94,7 +94,6 @@ class Linear(Module):
 
         **Raises:** `ValueError` if `x` has another shape.
         """
-        del key
         check_input(self, x, feature_shape(self.in_features))
         check_not_stacked(self, self.weight, 2)
         if self.in_features == "scalar":
@@ -191,7 +190,6 @@ class FusedLinear(Module):
 
         **Raises:** `ValueError` if `x` has another shape.
         """
-        del key
         check_input(self, x, feature_shape(self.in_features))
         check_not_stacked(self, self.weight, 2)
         y = apply_weight(self.weight, x)
@@ -245,11 +243,9 @@ class Identity(Module):
 
     def __init__(self, *args: Any, **kwargs: Any):
         """Accepts and ignores any arguments, so that `Identity` can replace any layer."""
-        del args, kwargs
 
     def __call__(self, x: T, *, key: PRNGKeyArray | None = None) -> T:
         """**Returns:** `x`, of any type, unchanged. `key` is ignored."""
-        del key
         return x
 
 

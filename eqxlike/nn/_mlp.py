@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import jax.random as jr
 from jaxtyping import Array, PRNGKeyArray, Shaped
 
-from .._check_numbers import integer, whole_number
+from .._check_numbers import whole_number
 from .._module import Module, field
 from .._pytree import combine, is_array, partition
 from .._transforms import filter_vmap
@@ -351,11 +351,7 @@ class Sequential(StatefulLayer):
         """The layer at an integer index, or a `Sequential` of the layers in a slice."""
         if isinstance(index, slice):
             return Sequential(self.layers[index])
-        if (number := integer(index)) is not None:
-            return self.layers[number]
-        raise TypeError(
-            f"Sequential is indexed by an integer or a slice, got {type(index).__name__}."
-        )
+        return self.layers[index]
 
     def __iter__(self) -> Iterator[Callable]:
         return iter(self.layers)
@@ -381,7 +377,6 @@ class Lambda(Module):
 
     def __call__(self, x: Any, *, key: PRNGKeyArray | None = None) -> Array:
         """**Returns:** `fn(x)`. `key` is ignored."""
-        del key
         return self.fn(x)
 
 
@@ -426,7 +421,6 @@ class PReLU(Module):
 
         **Raises:** `ValueError` if `x` has another shape.
         """
-        del key
         check_input(self, x, ("...", *self.negative_slope.shape))
         x = jnp.asarray(x)
         x = x if jnp.issubdtype(x.dtype, jnp.inexact) else x.astype(float)

@@ -166,9 +166,6 @@ def _choose_rows(where: Where, nodes: list[Any], treedef: Any) -> list[np.ndarra
 # --- Training and inference mode ---
 
 
-Model = TypeVar("Model")
-
-
 def _flags(pytree: PyTree) -> list[Any]:
     """Every `inference` attribute in the tree."""
     flags = []
@@ -184,7 +181,7 @@ def _flags(pytree: PyTree) -> list[Any]:
     return flags
 
 
-def inference_mode(pytree: Model, value: bool = True) -> Model:
+def inference_mode(pytree: Tree, value: bool = True) -> Tree:
     """Sets every `inference` attribute in a pytree, including the attributes of your own Modules.
 
     **Arguments:**

@@ -50,7 +50,6 @@ class _OfOneExample(Module):
         **Raises:** `ValueError` if `x` has another shape, or if a `GroupNorm` gets a number of
         channels that is not divisible by `groups`.
         """
-        del key
         out = self._apply(x)
         return out if state is NO_STATE else (out, state)
 
@@ -484,7 +483,6 @@ class BatchNorm(StatefulLayer):
         **Raises:** `ValueError` if `x` has another shape; `NameError` if the call is not inside an
         axis named `axis_name`.
         """
-        del key
         channels = (self.input_size, "...")
         check_input(self, x, ("batch", *channels) if self.batched else channels)
         check_not_stacked(self, self.weight, 1)

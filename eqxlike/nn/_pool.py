@@ -103,7 +103,6 @@ class Pool(Module):
         - `ValueError` if `x` has the wrong number of axes, or is smaller than a window.
         - `RuntimeError` if the padding is larger than a window.
         """
-        del key
         return self._reduce(x, self._pads(x))
 
     def _pads(self, x: Array) -> Pads:
@@ -259,7 +258,6 @@ class _AvgPool(OverAxes, Pool):
         - `ValueError` if `x` has the wrong number of axes, or is smaller than a window.
         - `RuntimeError` if the padding is larger than a window.
         """
-        del key
         pads = self._pads(x)
         is_inexact = jnp.issubdtype(x.dtype, jnp.inexact)
         dtype = x.dtype if is_inexact else jax.eval_shape(jnp.mean, x).dtype
@@ -406,7 +404,6 @@ class AdaptivePool(Module):
         - `ValueError` if `x` has the wrong number of axes, or an empty axis.
         - `ValueError` if `overlap` is `False` and an axis is shorter than its target.
         """
-        del key
         check_input(self, x, ("channels", *axis_names(len(self.target_shape))))
         for axis, target in enumerate(self.target_shape, start=1):
             least = 1 if self.overlap else target

@@ -125,7 +125,6 @@ class GRUCell(Module):
 
         **Raises:** `ValueError` if `input` or `hidden` has another shape.
         """
-        del key
         check_input(self, input, (self.input_size,), "input")
         check_not_stacked(self, self.weight_ih, 2)
         check_input(self, hidden, (self.hidden_size,), "hidden")
@@ -224,7 +223,6 @@ class LSTMCell(Module):
         - `ValueError` if `input` or an array in `hidden` has another shape.
         - `ValueError` if `hidden` is not a pair.
         """
-        del key
         try:
             h, c = hidden
         except (TypeError, ValueError):

@@ -82,7 +82,6 @@ class WeightNorm(Module, Generic[Layer]):
 
         **Returns:** the output of the layer with the weight normalised.
         """
-        del key
         weight = getattr(self.layer, self.weight_name)
         norm = _norm(weight, self.axis)
         normalised = weight.astype(norm.dtype) * (self.g.astype(norm.dtype) / norm)
@@ -196,7 +195,6 @@ class SpectralNorm(StatefulLayer, Generic[Layer]):
 
         **Returns:** the output of the layer with the weight normalised, and the new state.
         """
-        del key
         inference = self.inference if inference is None else inference
         weight = getattr(self.layer, self.weight_name)
         matrix = _as_matrix(weight)
