@@ -24,7 +24,7 @@ from ._inputs import (
     pads_for,
     sizes_by_axis,
 )
-from ._parameters import Initializer, draw_weight_and_bias
+from ._parameters import Initializer, draw_linear
 
 
 class Conv(Module):
@@ -120,9 +120,7 @@ class Conv(Module):
         self.use_bias = use_bias
         self.padding_mode = _check_padding_mode(padding_mode, self.padding)
         shape = (self.out_channels, self.in_channels // self.groups, *self.kernel_size)
-        self.weight, self.bias = draw_weight_and_bias(
-            key, shape, dtype, use_bias, weight_init, bias_init
-        )
+        self.weight, self.bias = draw_linear(key, shape, dtype, use_bias, weight_init, bias_init)
 
     def __call__(
         self, x: Shaped[Array, "in_channels *sizes"], *, key: PRNGKeyArray | None = None
@@ -326,9 +324,7 @@ class ConvTranspose(Module):
         self.use_bias = use_bias
         self.padding_mode = _check_padding_mode(padding_mode, self.padding)
         shape = (self.out_channels, self.in_channels // self.groups, *self.kernel_size)
-        self.weight, self.bias = draw_weight_and_bias(
-            key, shape, dtype, use_bias, weight_init, bias_init
-        )
+        self.weight, self.bias = draw_linear(key, shape, dtype, use_bias, weight_init, bias_init)
 
     def __call__(
         self, x: Shaped[Array, "in_channels *sizes"], *, key: PRNGKeyArray | None = None

@@ -23,7 +23,7 @@ from ._inputs import (
     feature_shape,
     number_of_features,
 )
-from ._parameters import Initializer, draw_weight_and_bias
+from ._parameters import Initializer, draw_linear
 
 T = TypeVar("T")
 
@@ -78,9 +78,7 @@ class Linear(Module):
         self.out_features = number_of_features(out_features, "out_features")
         self.use_bias = use_bias
         shape = feature_count(self.out_features), feature_count(self.in_features)
-        self.weight, self.bias = draw_weight_and_bias(
-            key, shape, dtype, use_bias, weight_init, bias_init
-        )
+        self.weight, self.bias = draw_linear(key, shape, dtype, use_bias, weight_init, bias_init)
 
     def __call__(
         self, x: Shaped[Array, " in_features"], *, key: PRNGKeyArray | None = None

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import jax.random as jr
 from jaxtyping import Array, PRNGKeyArray, Shaped
 
-from .._check_numbers import whole_number
+from .._check_numbers import integer, whole_number
 from .._module import Module, field
 from .._pytree import combine, is_array, partition
 from .._transforms import filter_vmap
@@ -351,7 +351,11 @@ class Sequential(StatefulLayer):
         """The layer at an integer index, or a `Sequential` of the layers in a slice."""
         if isinstance(index, slice):
             return Sequential(self.layers[index])
-        return self.layers[index]
+        if (number := integer(index)) is not None:
+            return self.layers[number]
+        raise TypeError(
+            f"Sequential is indexed by an integer or a slice, got {type(index).__name__}."
+        )
 
     def __iter__(self) -> Iterator[Callable]:
         return iter(self.layers)

@@ -20,8 +20,8 @@ from ._parameters import Initializer, draw_affine
 from ._stateful import NO_STATE, State, StatefulLayer, StateIndex
 
 
-class _OfOneExample(Module):
-    """The base of layers that normalise a single example."""
+class _StatelessNorm(Module):
+    """The base of layers that normalise a single example, and return a state unchanged."""
 
     # `nn.Policy` does not cast the layer's parameters.
     keeps_precision: ClassVar[bool] = True
@@ -57,7 +57,7 @@ class _OfOneExample(Module):
     def _apply(self, x: Array) -> Array: ...
 
 
-class _Norm(_OfOneExample):
+class _Norm(_StatelessNorm):
     """The base of `LayerNorm` and `RMSNorm`."""
 
     shape: tuple[int, ...] = field(static=True)
@@ -83,9 +83,7 @@ class _Norm(_OfOneExample):
         self.eps = real_number(eps, "eps")
         self.use_weight = use_weight
         self.use_bias = use_bias
-        self.weight, self.bias = draw_affine(
-            self.shape, parameter_dtype(dtype), use_weight, use_bias, *initializers
-        )
+        self.weight, self.bias = draw_affine(self.shape, dtype, use_weight, use_bias, *initializers)
 
     def _apply(self, x: Array) -> Array:
         check_input(self, x, self.shape)
@@ -182,7 +180,7 @@ class RMSNorm(_Norm):
         return x * jax.lax.rsqrt(jnp.mean(x**2) + self.eps)
 
 
-class GroupNorm(_OfOneExample):
+class GroupNorm(_StatelessNorm):
     """Normalises each group of channels separately, then scales and shifts each channel.
 
     `groups=channels` is instance normalisation; `groups=1` is layer normalisation with one scale
@@ -241,7 +239,7 @@ class GroupNorm(_OfOneExample):
         self.channelwise_affine = channelwise_affine
         use = channelwise_affine
         self.weight, self.bias = draw_affine(
-            (self.channels or 0,), parameter_dtype(dtype), use, use, weight_init, bias_init, key
+            (self.channels or 0,), dtype, use, use, weight_init, bias_init, key
         )
 
     def _apply(self, x: Array) -> Array:

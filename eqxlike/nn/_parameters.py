@@ -83,7 +83,7 @@ def draw(key: PRNGKeyArray | None, *parameters: Parameter | None) -> tuple[Any, 
     return _draw_at_once(key, parameters, not isinstance(key, Tracer))
 
 
-def draw_weight_and_bias(
+def draw_linear(
     key: PRNGKeyArray,
     shape: tuple[int, ...],
     dtype: Any,
@@ -105,7 +105,7 @@ def draw_weight_and_bias(
 
 def draw_affine(
     shape: tuple[int, ...],
-    dtype: jnp.dtype,
+    dtype: Any,
     use_weight: bool = True,
     use_bias: bool = True,
     weight_init: Initializer | None = None,
@@ -115,6 +115,7 @@ def draw_affine(
     """Returns a scale and a shift: ones and zeros, unless initializers are given. An unused scale
     or shift is `None`.
     """
+    dtype = parameter_dtype(dtype)
     weight = Parameter(shape, dtype, initializer=weight_init, fill=1)
     bias = Parameter(shape, dtype, initializer=bias_init, fill=0)
     return draw(key, weight if use_weight else None, bias if use_bias else None)

@@ -21,24 +21,18 @@ from ._parameters import Initializer, Parameter, draw, fan_in_limit
 
 
 def _parameters(
-    num_gates: int,
-    input_size: int,
-    hidden_size: int,
-    use_bias: bool,
-    dtype: Any,
-    weight_init: Initializer | None,
-    bias_init: Initializer | None,
+    cell: "GRUCell | LSTMCell", num_gates: int, dtype: Any, *initializers: Initializer | None
 ) -> tuple[Parameter | None, ...]:
     """Returns the input weight, the hidden weight, the bias, and a second bias. All but the second
     bias have the gates along the first axis. The second bias has shape `(hidden_size,)`.
     """
-    rows = num_gates * hidden_size
-    dtype, limit = parameter_dtype(dtype), fan_in_limit(hidden_size)
+    (weight_init, bias_init), size = initializers, cell.hidden_size
+    rows, dtype, limit = num_gates * size, parameter_dtype(dtype), fan_in_limit(size)
     return (
-        Parameter((rows, input_size), dtype, limit, weight_init, is_outputs_first=True),
-        Parameter((rows, hidden_size), dtype, limit, weight_init, is_outputs_first=True),
-        Parameter((rows,), dtype, limit, bias_init) if use_bias else None,
-        Parameter((hidden_size,), dtype, limit, bias_init) if use_bias else None,
+        Parameter((rows, cell.input_size), dtype, limit, weight_init, is_outputs_first=True),
+        Parameter((rows, size), dtype, limit, weight_init, is_outputs_first=True),
+        Parameter((rows,), dtype, limit, bias_init) if cell.use_bias else None,
+        Parameter((size,), dtype, limit, bias_init) if cell.use_bias else None,
     )
 
 
@@ -101,12 +95,10 @@ class GRUCell(Module):
         """
         self.input_size = whole_number(input_size, "input_size", least=0)
         self.hidden_size = whole_number(hidden_size, "hidden_size", least=0)
-        sizes = self.input_size, self.hidden_size
-        options = use_bias, dtype, weight_init, bias_init
-        self.weight_ih, self.weight_hh, self.bias, self.bias_n = draw(
-            key, *_parameters(3, *sizes, *options)
-        )
         self.use_bias = use_bias
+        self.weight_ih, self.weight_hh, self.bias, self.bias_n = draw(
+            key, *_parameters(self, 3, dtype, weight_init, bias_init)
+        )
 
     def __call__(
         self,
@@ -198,10 +190,10 @@ class LSTMCell(Module):
         """
         self.input_size = whole_number(input_size, "input_size", least=0)
         self.hidden_size = whole_number(hidden_size, "hidden_size", least=0)
-        sizes = self.input_size, self.hidden_size
-        options = use_bias, dtype, weight_init, bias_init
-        self.weight_ih, self.weight_hh, self.bias = draw(key, *_parameters(4, *sizes, *options)[:3])
         self.use_bias = use_bias
+        self.weight_ih, self.weight_hh, self.bias = draw(
+            key, *_parameters(self, 4, dtype, weight_init, bias_init)[:3]
+        )
 
     def __call__(
         self,
