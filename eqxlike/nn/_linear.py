@@ -335,26 +335,23 @@ class Dropout(Module):
             inference = warn_deterministic("Dropout", deterministic)
         if inference is None:
             inference = self.inference
-        p = self.p
-        if inference or (isinstance(p, (int, float)) and p == 0):
+        p, is_number = self.p, isinstance(self.p, (int, float))
+        if inference or (is_number and p == 0):
             return x
         if key is None:
             raise RuntimeError(
                 f"{describe(self)} needs a key outside inference mode: write `layer(x, key=key)`, "
                 "or switch the model with `nn.inference_mode(model)`."
             )
-        if isinstance(p, (int, float)):
-            if p == 1:
-                # For `p == 1`, `x / (1 - p)` would divide by zero, and the gradient would be NaN.
-                return jnp.zeros_like(x)
-            keep = 1 - p
-        else:
-            keep = 1 - jax.lax.stop_gradient(p)
+        if is_number and p == 1:
+            # For `p == 1`, `x / (1 - p)` would divide by zero, and the gradient would be NaN.
+            return jnp.zeros_like(x)
+        keep: Any = 1 - p if is_number else 1 - jax.lax.stop_gradient(p)
         try:
             mask = jr.bernoulli(key, keep, jnp.shape(x))
         except (TypeError, ValueError) as error:
             explain_key(error, key, "Dropout")
             raise
-        if not isinstance(keep, (int, float)) and jnp.issubdtype(jnp.result_type(x), jnp.inexact):
+        if not is_number and jnp.issubdtype(jnp.result_type(x), jnp.inexact):
             keep = jnp.asarray(keep, jnp.result_type(x))
         return jnp.where(mask, x / keep, 0)

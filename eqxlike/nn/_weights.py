@@ -56,18 +56,12 @@ class WeightNorm(Module, Generic[Layer]):
         - `AttributeError` if `layer` has no attribute `weight_name`.
         - `ValueError` if the attribute is not an array, or has no such axis.
         """
-        check_instance(layer, "WeightNorm")
-        weight = getattr(layer, weight_name)
-        name = f"{type(layer).__name__}.{weight_name}"
-        if not is_array(weight):
-            raise ValueError(
-                f"WeightNorm expected {name} to be an array, got {type(weight).__name__}."
-            )
+        weight = _weight_of(layer, weight_name, "WeightNorm")
         number = integer(axis)
         if axis is not None and (number is None or not -weight.ndim <= number < weight.ndim):
             raise ValueError(
-                f"axis must be None or an axis of {name}, which has shape {weight.shape}; got "
-                f"{axis!r}."
+                f"axis must be None or an axis of {type(layer).__name__}.{weight_name}, which has "
+                f"shape {weight.shape}; got {axis!r}."
             )
         self.layer = layer
         self.weight_name = weight_name
@@ -87,6 +81,18 @@ class WeightNorm(Module, Generic[Layer]):
         normalised = weight.astype(norm.dtype) * (self.g.astype(norm.dtype) / norm)
         normalised = normalised.astype(weight.dtype)
         return tree_at(lambda layer: getattr(layer, self.weight_name), self.layer, normalised)(x)
+
+
+def _weight_of(layer: Any, name: str, caller: str, axes: str = "", least: int = 0) -> Array:
+    """The attribute `name` of a layer, checked to be an array of at least `least` axes."""
+    check_instance(layer, caller)
+    weight = getattr(layer, name)
+    if not is_array(weight) or weight.ndim < least:
+        got = f"shape {weight.shape}" if is_array(weight) else type(weight).__name__
+        raise ValueError(
+            f"{caller} expected {type(layer).__name__}.{name} to be an array{axes}, got {got}."
+        )
+    return weight
 
 
 def _norm(weight: Array, axis: int | None) -> Array:
@@ -158,14 +164,7 @@ class SpectralNorm(StatefulLayer, Generic[Layer]):
         - `ValueError` if the attribute is not an array of at least two axes.
         - `ValueError` if `num_power_iterations` is negative.
         """
-        check_instance(layer, "SpectralNorm")
-        weight = getattr(layer, weight_name)
-        if not is_array(weight) or weight.ndim < 2:
-            what = f"shape {weight.shape}" if is_array(weight) else type(weight).__name__
-            raise ValueError(
-                f"SpectralNorm expected {type(layer).__name__}.{weight_name} to be an array of at "
-                f"least two axes, got {what}."
-            )
+        weight = _weight_of(layer, weight_name, "SpectralNorm", " of at least two axes", least=2)
         self.layer = layer
         self.weight_name = weight_name
         self.num_power_iterations = whole_number(num_power_iterations, "num_power_iterations", 0)
