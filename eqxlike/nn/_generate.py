@@ -300,18 +300,15 @@ def _attention_layers(model: Any) -> Iterator[Any]:
     def has_heads(node: Any) -> bool:
         return all(hasattr(node, name) for name in ("num_kv_heads", "qk_size", "vo_size", "window"))
 
-    def is_found(node: Any) -> bool:
-        return node is not model and (isinstance(node, Stacked) or has_heads(node))
-
-    if isinstance(model, Stacked):
-        is_split = isinstance(model.layers, tuple) and isinstance(model.layers[0], Stacked)
-        yield from list(_attention_layers(model.layers)) * (1 if is_split else model.depth)
-    elif has_heads(model):
-        yield model
-    else:
-        for node in jtu.tree_leaves(model, is_leaf=is_found):
-            if is_found(node):
-                yield from _attention_layers(node)
+    nodes = jtu.tree_leaves(
+        model, is_leaf=lambda node: isinstance(node, Stacked) or has_heads(node)
+    )
+    for node in nodes:
+        if isinstance(node, Stacked):
+            is_split = isinstance(node.layers, tuple) and isinstance(node.layers[0], Stacked)
+            yield from list(_attention_layers(node.layers)) * (1 if is_split else node.depth)
+        elif has_heads(node):
+            yield node
 
 
 # --- The choice of a token, and the loop ---

@@ -249,6 +249,7 @@ class ScanStack(StatefulLayer, Stacked):
             raise missing_state(self, "each of its layers", self[0])
         keys = None if key is None else jr.split(key, self.depth)
         num_seen: collections.Counter[Any] = collections.Counter()
+        num_stored: dict[Any, set[int]] = {}
         for run, places in self.runs():
             own_keys = keys if run is self or keys is None else keys[places]
             if not has_state:
@@ -261,17 +262,14 @@ class ScanStack(StatefulLayer, Stacked):
             treedef = jtu.tree_structure(values)
             own = slice(num_seen[treedef], num_seen[treedef] + run.depth)
             num_seen[treedef] = own.stop
+            num_stored[treedef] = set(map(len, jtu.tree_leaves(values)))
             x, new = run._scan(x, args, layer_at(values, own), own_keys)
             state = state.update(
                 jtu.tree_map(
                     lambda a, b, at=own: b if a.shape == b.shape else a.at[at].set(b), values, new
                 )
             )
-        if has_state and any(
-            len(a) != num_seen[jtu.tree_structure(values)]
-            for values in (state.substate(run.layers) for run, _ in self.runs())
-            for a in jtu.tree_leaves(values)
-        ):
+        if any(nums and nums != {num_seen[treedef]} for treedef, nums in num_stored.items()):
             raise ValueError(
                 f"{describe(self)} has {self.depth} layers, but the state has values for a "
                 "different number of layers. A slice of a stateful stack cannot be called with the "
