@@ -67,14 +67,12 @@ class Embedding(Module):
             draw: Callable[..., Array] = normal if weight_init is None else weight_init
             weight = draw(key, (num_embeddings, embedding_size), parameter_dtype(dtype))
         check_input("Embedding", weight, ("num_embeddings", "embedding_size"), "weight")
-        rows, columns = weight.shape
+        self.num_embeddings, self.embedding_size = rows, columns = weight.shape
         if num_embeddings not in (None, rows) or embedding_size not in (None, columns):
             raise ValueError(
                 f"Embedding expected a `weight` of shape ({num_embeddings}, {embedding_size}), "
                 f"given by the sizes; got shape {weight.shape}."
             )
-        self.num_embeddings = rows
-        self.embedding_size = columns
         self.weight = weight
 
     def __call__(
