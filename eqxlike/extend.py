@@ -60,13 +60,13 @@ from ._transforms import is_array_or_struct as is_array_or_struct
 from ._transforms import named_leaves as named_leaves
 from ._transforms import note_check as note_check
 from ._transforms._derivatives._linear_call import has_tangent as has_tangent
-from ._transforms._jit._timed import CallTimes as CallTimes
-from ._transforms._jit._timed import timing_calls as timing_calls
+from ._transforms._jit._differences import TraceDifference as TraceDifference
+from ._transforms._jit._measured import CallTimes as CallTimes
+from ._transforms._jit._measured import timing_calls as timing_calls
 from ._transforms._jit._traces import History as History
 from ._transforms._jit._traces import RetraceError as RetraceError
 from ._transforms._jit._traces import RetraceWarning as RetraceWarning
 from ._transforms._jit._traces import Trace as Trace
-from ._transforms._jit._traces import TraceDifference as TraceDifference
 from ._transforms._jit._traces import check_on_retrace as check_on_retrace
 from ._transforms._jit._traces import compare_traces as compare_traces
 from ._transforms._jit._traces import listen_to_traces as listen_to_traces

@@ -18,7 +18,7 @@ from .._programs import equations_in
 from .._pytree import is_inexact_array
 from .._transforms import filter_eval_shape, filter_jit, filter_make_jaxpr, filter_value_and_grad
 from .._transforms._derivatives._grad import checked_value, path_of_taken
-from .._transforms._jit._callables import unbind
+from .._transforms._jit._arguments import unbind
 from .._transforms._signatures import check_callable, value_and_aux
 from ._modes import FiniteDifference, Forward, Mode
 

@@ -18,7 +18,7 @@ from jaxtyping import Array, ArrayLike, Inexact, PyTree
 
 from .. import Module, field, filter_eval_shape, is_array_like, tree_pformat
 from .._pytree import flag_leaves
-from .._transforms._jit._callables import attached
+from .._transforms._jit._arguments import attached
 from ..extend import Rest, Structure, flatten, split
 from ..loops import Buffer
 

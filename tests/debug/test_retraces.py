@@ -14,8 +14,12 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import eqxlike as eqx
 from eqxlike._partition import Tree, describe, flatten, root_node
-from eqxlike._transforms._jit._traces._differences import Arguments, find_differences, form_of_type
-from eqxlike._transforms._jit._traces._statics import describe_static
+from eqxlike._transforms._jit._differences import (
+    Arguments,
+    describe_static,
+    find_differences,
+    form_of_type,
+)
 from eqxlike.debug import Trace
 
 HERE = "tests/debug/test_retraces.py"

@@ -1,33 +1,136 @@
-"""The arguments of a call: order, shardings, donation, changed attributes, names in errors."""
+"""What a call consists of: the function and its bound arguments, and the order of all arguments.
+
+The order decides which array of a call a sharding belongs to, and which arrays are donated.
+"""
 
 import contextlib
+import functools
 import inspect
-import re
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import types
+import weakref
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from inspect import Parameter
 from typing import Any, NamedTuple, get_args
 
 import jax
-import jax.tree_util as jtu
-import numpy as np
 from jaxtyping import PyTree
 
 from ..._compat import PjitFunction
-from ..._module import Module
+from ..._module import BoundMethod, LayerCall, Module, Wrapper
 from ..._partition import ATOMS, flatten
-from ..._pytree import deleted_paths, is_array, is_reference, listed, paths_without_numbers
-from ..._traceback import compile_function, name_tracers, stacklevel_of_user, tuple_of
+from ..._traceback import compile_function, tuple_of
 from .._sharding import shardings_of_arrays
 from .._signatures import DonateWord
 
-OrderedArguments = tuple[tuple[Any, ...], tuple[str, ...]]
-"""`(args, names)`. The last `len(names)` elements of `args` have these names. The rest are
-positional.
+# --- Callables as functions and bound arguments ---
+
+
+class Unbound(NamedTuple):
+    """A callable as a function and its bound arguments.
+
+    - `function`: the innermost function. Calls must fit its signature.
+    - `args`, `kwargs`: the bound positional and keyword arguments.
+    - `is_call`: whether `function` is the `__call__` of a class. If so, `args[0]` is called
+      instead, because `__call__` may be replaced later.
+    """
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    is_call: bool = False
+
+
+_FUNCTIONS = (
+    type,
+    types.FunctionType,
+    types.BuiltinFunctionType,
+    PjitFunction,
+    jax.custom_jvp,
+    jax.custom_vjp,
+)
+"""Callables of these types are not split into a function and arguments. They are compared by
+identity, and do not change in place.
 """
 
-_BY_PLACE = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
-_VARIADIC = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
+
+def unbind(callable_: Any) -> Unbound:
+    """Splits a callable into a function and its bound arguments.
+
+    Bound arguments are passed to `jax.jit` like all other arguments. So the arrays in them do not
+    become constants, and a call never uses the arrays of another instance.
+    """
+    if isinstance(callable_, _FUNCTIONS):
+        return Unbound(callable_, (), {})
+    if isinstance(callable_, BoundMethod | types.MethodType):
+        inner = unbind(callable_.__func__)
+        return inner._replace(args=(*inner.args, callable_.__self__))
+    if type(callable_).__call__ is functools.partial.__call__:
+        inner = unbind(callable_.func)
+        args = (*inner.args, *callable_.args)
+        return inner._replace(args=args, kwargs={**inner.kwargs, **callable_.keywords})
+    call = _call_of(type(callable_))
+    if isinstance(call, types.FunctionType):
+        return Unbound(call, (callable_,), {}, is_call=call is not call_it)
+    inner = unbind(call)
+    return inner._replace(args=(*inner.args, callable_))
+
+
+def _call_of(cls: Any) -> Any:
+    """The function that runs when an instance of `cls` is called. It takes the instance first."""
+    found = inspect.getattr_static(cls, "__call__", None)
+    if isinstance(found, LayerCall):
+        return found.function
+    if isinstance(found, types.FunctionType | Module):
+        return found
+    # `__call__` is a descriptor of another kind, so its value may depend on the instance. `call_it`
+    # calls the instance, and Python resolves the descriptor.
+    return call_it
+
+
+def call_it(callable_: Any, /, *args: Any, **kwargs: Any) -> Any:
+    return callable_(*args, **kwargs)
+
+
+class Description(NamedTuple):
+    """A function to compile, as a user sees it.
+
+    - `anchor`: the function that the user knows. If the callable is a wrapper of eqxlike, this is
+      the wrapped function.
+    - `name`: the name of the anchor.
+    - `signature`: the signature of the function; `None` if it is unknown.
+    - `path`: one entry for each wrapper around the anchor. An entry has the function of the
+      wrapper, and the number and the names of the bound arguments. The signature depends only on
+      the anchor and the path.
+    """
+
+    anchor: Callable[..., Any]
+    name: str
+    signature: inspect.Signature | None
+    path: tuple[Hashable, ...]
+
+
+def describe(unbound: Unbound) -> Description:
+    """Describes the function of a callable."""
+    function, bound, bound_kwargs, _ = unbound
+    counts = (len(bound), tuple(bound_kwargs))
+    if not (bound and isinstance(bound[0], Wrapper) and function is type(bound[0]).__call__):
+        anchor = type(bound[0]) if function is call_it else function
+        name = getattr(anchor, "__name__", type(anchor).__name__)
+        # The path must not contain the anchor: a cache that lives with the anchor may contain the
+        # path, and must not keep the anchor alive.
+        path = ((function is call_it, *counts),)
+        return Description(anchor, name, signature_of(function), path)
+    inner = unbind(bound[0].__wrapped__)
+    description = describe(inner)
+    description = description._replace(path=((function, *counts), *description.path))
+    signature = description.signature
+    parameters = () if signature is None else tuple(signature.parameters.values())
+    is_variadic = any(each.kind is inspect.Parameter.VAR_POSITIONAL for each in parameters)
+    if signature is None or inner.kwargs or is_variadic or len(parameters) < len(inner.args):
+        return description._replace(signature=signature_of(function))
+    itself = inspect.Parameter(WRAPPER, inspect.Parameter.POSITIONAL_ONLY)
+    parameters = [itself, *parameters[len(inner.args) :]]
+    return description._replace(signature=signature.replace(parameters=parameters))
 
 
 def signature_of(function: Callable[..., Any]) -> inspect.Signature | None:
@@ -44,6 +147,52 @@ def signature_of(function: Callable[..., Any]) -> inspect.Signature | None:
         return inspect.signature(function, follow_wrapped=False)
     except (TypeError, ValueError):
         return None
+
+
+# --- Caches in the `__dict__` of a function, which may refer to the function ---
+
+
+class _Attachment:
+    """A value in the `__dict__` of a function, with a weak reference to this function.
+
+    `functools.wraps` copies the `__dict__` of a function, and so do tools that pickle functions by
+    value. The weak reference shows that the copied value belongs to the original function, not to
+    the copy. A pickled value belongs to no function.
+    """
+
+    __slots__ = ("owner", "value")
+
+    def __init__(self, owner: types.FunctionType | None = None, value: Any = None):
+        self.owner = None if owner is None else weakref.ref(owner)
+        self.value = value
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Attachment, ()
+
+
+def attached(function: types.FunctionType, name: str, make: Callable[[], Any]) -> Any:
+    """The value that is attached to `function` under `name`. The first call makes it with `make`.
+
+    A `WeakKeyDictionary` with functions as keys would leak, because a value that refers to its key
+    would keep both alive. A value in the `__dict__` of the function may refer to the function:
+    Python collects this cycle.
+    """
+    found = vars(function).get(name)
+    if found is None or found.owner is None or found.owner() is not function:
+        found = vars(function)[name] = _Attachment(function, make())
+    return found.value
+
+
+# --- The order of arguments ---
+
+
+OrderedArguments = tuple[tuple[Any, ...], tuple[str, ...]]
+"""`(args, names)`. The last `len(names)` elements of `args` have these names. The rest are
+positional.
+"""
+
+_BY_PLACE = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
+_VARIADIC = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
 
 
 _Plan = tuple[Callable[[tuple[Any, ...], dict[str, Any]], tuple[Any, ...]], tuple[str, ...]]
@@ -325,153 +474,3 @@ def donated_places(
         return tuple(place for name in donate for place in order.places(name, names, num_args))
     spared = num_bound if donate.endswith("-except-first") else None
     return tuple(place for place in range(num_args) if place != spared)
-
-
-# --- Arrays in attributes of a static argument, such as the instance of a plain class ---
-
-
-class _Watched(NamedTuple):
-    """An attribute of a static argument that held an array at the time of the trace."""
-
-    holder: Any
-    attributes: dict[str, Any]
-    name: str
-    array: Any
-
-    def is_current(self) -> bool:
-        return self.attributes.get(self.name) is self.array
-
-
-class WatchedArrays:
-    """The arrays in attributes of static arguments, at the time of the trace.
-
-    A static object is compared by identity, as in `jax.jit`. Arrays in the object become constants
-    of the compiled function. If an attribute later holds another array, the compiled function still
-    uses the old array. The next call then warns once.
-
-    **Arguments:**
-
-    - `name`: the name of the function that is traced.
-    - `static`: the static arguments of this function.
-    """
-
-    def __init__(self, name: str, static: Iterable[Any]):
-        self._name = name
-        self._watched = [
-            _Watched(each, attributes, attribute, value)
-            for each in static
-            if not isinstance(each, Module | type)
-            and type(attributes := getattr(each, "__dict__", None)) is dict
-            for attribute, value in attributes.items()
-            if is_array(value)
-        ]
-
-    def __bool__(self) -> bool:
-        return bool(self._watched)
-
-    def are_current(self) -> bool:
-        """Returns `True` if all attributes still hold the same arrays."""
-        # This runs in each call, and a loop takes half the time of `all`.
-        for _, attributes, name, array in self._watched:  # noqa: SIM110
-            if attributes.get(name) is not array:
-                return False
-        return True
-
-    def warn_of_changes(self) -> None:
-        """Warns once for each attribute that no longer holds the same array."""
-        changed = [each for each in self._watched if not each.is_current()]
-        if changed:
-            self._watched = [each for each in self._watched if each.is_current()]
-        for watched in changed:
-            type_name = type(watched.holder).__name__
-            warnings.warn(
-                f"`{type_name}.{watched.name}` held an array when `{self._name}` was traced, and "
-                f"has been assigned since. A {type_name} is not a Module: it is static, "
-                "compared by identity, and the compiled function still uses the old array. Make "
-                "it an `eqxlike.Module`, or pass the array as an argument.",
-                stacklevel=stacklevel_of_user(),
-            )
-
-
-# --- Notes on the errors of a call: JAX's errors name arguments only by their indices ---
-
-
-_NAMED = re.compile(r"Of .*, arrays\[\d+\] is ")
-
-
-def explain_error(
-    error: Exception, order: ArgumentOrder, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> None:
-    """Adds a note to an error with the names and paths of the arguments that cause it."""
-    text, among = str(error), f"These arguments of {order.function_name}"
-    arguments = order.named(args, kwargs)
-    if isinstance(error, jax.errors.UnexpectedTracerError):
-        name_tracers(error, args, kwargs)
-    if isinstance(error, jax.errors.ConcretizationTypeError):
-        paths = [path for path, leaf in _leaves(arguments) if is_array(leaf)]
-        # JAX's message has the index of an array among the arrays of all arguments.
-        counted = dict.fromkeys(map(int, re.findall(r"\barrays\[(\d+)\]", text)))
-        known = [f"arrays[{each}] is {paths[each]}" for each in counted if each < len(paths)]
-        # An inner call may already have added a note, with the names of its own arguments.
-        if known and not any(map(_NAMED.match, getattr(error, "__notes__", ()))):
-            error.add_note(f"Of {order.function_name}, {', '.join(known)}.")
-    # JAX's error has no path. At most, it has the shape of the first deleted array.
-    if "deleted" in text and (paths := deleted_arguments(order, args, kwargs)):
-        error.add_note(
-            f"{among} are deleted, since they were donated to a call: {listed(paths)}. Use the "
-            "output of that call, or donate a copy to it."
-        )
-    if "only one reference" in text or "both closed over and passed" in text:
-        references = ", ".join(_equal_paths(id, is_reference, arguments))
-        error.add_note(f"The references in the arguments of {order.function_name}: {references}.")
-    if "donate the same buffer twice" in text or "previously donated in the same call" in text:
-        shared = [each for each in _equal_paths(_buffer, is_array, arguments) if " = " in each]
-        error.add_note(
-            f"{among} share a buffer, and one is donated: {', '.join(shared)}. Pass a copy, "
-            "`jnp.copy`, for all but one."
-        )
-    if "Disallowed host-to-device" in text:
-        on_host = [
-            path for path, leaf in _leaves(arguments) if isinstance(leaf, np.ndarray | np.generic)
-        ]
-        if on_host:
-            error.add_note(
-                f"{among} are NumPy arrays, which each call copies to the device: "
-                f"{listed(on_host)}. Put them on the device once with `jax.device_put`."
-            )
-    if isinstance(error, TypeError):
-        paths = [path for name, each in arguments for path in paths_without_numbers(each, name)]
-        if paths:
-            error.add_note(
-                f"{among} are arrays without numbers: {listed(paths)}. Pass numbers, or keep the "
-                "values in a static field, such as a tuple."
-            )
-
-
-def deleted_arguments(
-    order: ArgumentOrder, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> list[str]:
-    """The paths of the deleted arrays among the arguments of a call."""
-    return [path for name, each in order.named(args, kwargs) for path in deleted_paths(each, name)]
-
-
-def _equal_paths(key: Any, is_wanted: Any, arguments: Iterable[tuple[str, Any]]) -> Iterable[str]:
-    """The paths of all wanted leaves. If leaves have equal keys, ` = ` joins their paths."""
-    found: dict[Any, list[str]] = {}
-    for path, leaf in filter(lambda each: is_wanted(each[1]), _leaves(arguments)):
-        found.setdefault(key(leaf), []).append(path)
-    return map(" = ".join, found.values())
-
-
-def _buffer(array: Any) -> int:
-    """The address of an array's first buffer; if there is none, the `id` of the array."""
-    try:
-        return array.addressable_shards[0].data.unsafe_buffer_pointer()
-    except Exception:
-        return id(array)
-
-
-def _leaves(arguments: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
-    for name, argument in arguments:
-        for path, leaf in jtu.tree_leaves_with_path(argument):
-            yield name + jtu.keystr(path), leaf

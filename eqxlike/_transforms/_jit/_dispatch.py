@@ -46,15 +46,24 @@ from .._flat_call import refuse_references
 from .._sharding import shardings_of_arrays
 from ._arguments import (
     ArgumentOrder,
-    WatchedArrays,
+    Unbound,
+    attached,
+    call_it,
     check_donate,
     check_in_shardings,
     donated_places,
     shardings_of_arguments,
 )
-from ._callables import Unbound, attached, call_it
-from ._donation_warnings import HIDES_WARNINGS, DonationWarnings
-from ._fast_path import MISS, FastPath, always_miss, make_fast_path, weak_fast_path
+from ._fast_path import (
+    HIDES_WARNINGS,
+    MISS,
+    DonationWarnings,
+    FastPath,
+    WatchedArrays,
+    always_miss,
+    make_fast_path,
+    weak_fast_path,
+)
 from ._traces import History, Observer
 
 _MAX_CACHED = 4096

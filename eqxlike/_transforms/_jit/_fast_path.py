@@ -19,14 +19,17 @@ generated function is in essence:
         return finish(result)
 """
 
+import contextlib
+import threading
+import warnings
 import weakref
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
 
+from ..._module import Module
 from ..._partition import ARRAY, GuardWriter, Structure, concrete_array_types, flatten
-from ..._traceback import compile_function
-from ._arguments import WatchedArrays
-from ._donation_warnings import DonationWarnings
+from ..._pytree import is_array
+from ..._traceback import compile_function, stacklevel_of_user
 
 FastPath = Callable[[tuple[Any, ...]], Any]
 
@@ -47,8 +50,8 @@ def make_fast_path(
     jitted: Callable[..., Any],
     finish: Callable[[Any], Any],
     always_finishes: bool,
-    watched: WatchedArrays | None,
-    donation_warnings: DonationWarnings | None,
+    watched: "WatchedArrays | None",
+    donation_warnings: "DonationWarnings | None",
 ) -> FastPath:
     """Generates the fast path for arguments with the given Structures.
 
@@ -111,3 +114,143 @@ def weak_fast_path(compiled: Any) -> FastPath:
         return MISS if fast_path is None else fast_path(args)
 
     return call
+
+
+# --- Arrays in attributes of a static argument, such as the instance of a plain class ---
+
+
+class _Watched(NamedTuple):
+    """An attribute of a static argument that held an array at the time of the trace."""
+
+    holder: Any
+    attributes: dict[str, Any]
+    name: str
+    array: Any
+
+    def is_current(self) -> bool:
+        return self.attributes.get(self.name) is self.array
+
+
+class WatchedArrays:
+    """The arrays in attributes of static arguments, at the time of the trace.
+
+    A static object is compared by identity, as in `jax.jit`. Arrays in the object become constants
+    of the compiled function. If an attribute later holds another array, the compiled function still
+    uses the old array. The next call then warns once.
+
+    **Arguments:**
+
+    - `name`: the name of the function that is traced.
+    - `static`: the static arguments of this function.
+    """
+
+    def __init__(self, name: str, static: Iterable[Any]):
+        self._name = name
+        self._watched = [
+            _Watched(each, attributes, attribute, value)
+            for each in static
+            if not isinstance(each, Module | type)
+            and type(attributes := getattr(each, "__dict__", None)) is dict
+            for attribute, value in attributes.items()
+            if is_array(value)
+        ]
+
+    def __bool__(self) -> bool:
+        return bool(self._watched)
+
+    def are_current(self) -> bool:
+        """Returns `True` if all attributes still hold the same arrays."""
+        # This runs in each call, and a loop takes half the time of `all`.
+        for _, attributes, name, array in self._watched:  # noqa: SIM110
+            if attributes.get(name) is not array:
+                return False
+        return True
+
+    def warn_of_changes(self) -> None:
+        """Warns once for each attribute that no longer holds the same array."""
+        changed = [each for each in self._watched if not each.is_current()]
+        if changed:
+            self._watched = [each for each in self._watched if each.is_current()]
+        for watched in changed:
+            type_name = type(watched.holder).__name__
+            warnings.warn(
+                f"`{type_name}.{watched.name}` held an array when `{self._name}` was traced, and "
+                f"has been assigned since. A {type_name} is not a Module: it is static, "
+                "compared by identity, and the compiled function still uses the old array. Make "
+                "it an `eqxlike.Module`, or pass the array as an argument.",
+                stacklevel=stacklevel_of_user(),
+            )
+
+
+# --- JAX's warnings about unusable donated buffers, which are hidden while a call traces ---
+
+
+_UNUSED = "(?:Some donated buffers were not usable)"
+"""The beginning of JAX's warning, as a regular expression. The group `(?:...)` makes it differ from
+a filter that the user may have set for the same warning. `warnings` would otherwise treat the two
+filters as one, and remove the user's filter.
+"""
+
+
+class _Filter:
+    """Hides JAX's warning about unusable donated buffers, while at least one call needs this.
+
+    All threads share one filter. `warnings.catch_warnings` would not work: if two threads use it at
+    the same time, a filter may remain forever.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._num_users = 0
+        self._filter: Any = None
+
+    def begin(self) -> None:
+        with self._lock:
+            self._num_users += 1
+            if self._num_users == 1:
+                warnings.filterwarnings("ignore", message=_UNUSED)
+                self._filter = warnings.filters[0]
+
+    def end(self) -> None:
+        with self._lock:
+            self._num_users -= 1
+            if self._num_users == 0 and self._filter in warnings.filters:
+                warnings.filters.remove(self._filter)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+_filter = _Filter()
+
+
+HIDES_WARNINGS = frozenset({"all", "all-except-first"})
+"""The values of `donate` for which JAX's warnings are hidden."""
+
+
+class DonationWarnings:
+    """Context manager that hides JAX's warnings about unusable donated buffers of one function.
+
+    JAX warns when it lowers the function. This happens after the trace and before the end of the
+    call. So the end of a trace calls `silence`, and the end of the call calls `restore`.
+
+    - `to_restore`: functions to call when the call returns or raises, from the last to the first.
+    """
+
+    def __init__(self) -> None:
+        self.to_restore: list[Callable[[], None]] = []
+
+    def silence(self) -> None:
+        """Hides JAX's warnings until `restore` is called."""
+        _filter.begin()
+        self.to_restore.append(_filter.end)
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *exception: Any) -> None:
+        self.restore()
+
+    def restore(self) -> None:
+        """Shows JAX's warnings again."""
+        if self.to_restore:
+            # Another thread may have popped the last function.
+            with contextlib.suppress(IndexError):
+                while True:
+                    self.to_restore.pop()()

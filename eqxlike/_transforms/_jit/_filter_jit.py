@@ -24,20 +24,30 @@ The rest of this folder makes the sketch fast and thread-safe, and makes its err
 """
 
 import contextlib
+import dataclasses
 import functools
 import inspect
+import re
 import types
 import weakref
-from collections.abc import Callable, Hashable, Iterable
-from typing import Any, Unpack, overload
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from typing import Any, Protocol, Unpack, overload
 
 import jax
 import jax.tree_util as jtu
+import numpy as np
 
 from ..._module import METADATA, Traits, Wrapper, field, shown_by, stored_fields
-from ..._pytree import MISSING, listed
-from ..._traceback import hide_our_frames
-from .._checks import EqxlikeRuntimeError, claim_failure
+from ..._pytree import (
+    MISSING,
+    deleted_paths,
+    is_array,
+    is_reference,
+    listed,
+    paths_without_numbers,
+)
+from ..._traceback import hide_our_frames, name_tracers
+from .._checks import ERRORS_OF_JAX, EqxlikeRuntimeError, claim_failure
 from .._signatures import (
     AnyArguments,
     DonateNames,
@@ -48,11 +58,39 @@ from .._signatures import (
     Output,
     optional_function,
 )
-from ._arguments import ArgumentOrder, deleted_arguments, explain_error
-from ._callables import Options, Unbound, attached, describe, unbind
-from ._dispatch import MISS, Dispatcher
-from ._lowered import CompilingDecorator, Lowerable, Lowered
+from ._arguments import ArgumentOrder, Unbound, attached, describe, unbind
+from ._dispatch import CompiledFunction, Dispatcher
+from ._fast_path import MISS
 from ._traces import History, OnRetrace, Policy, Trace, place_of
+
+# --- The types of `filter_jit` and `filter_pmap`, for type checkers: see `_signatures` ---
+
+
+class Lowerable(Protocol[Function]):
+    """A compiled function."""
+
+    # An annotation with a `ParamSpec` would keep only one signature of an overloaded function.
+    __call__: Function
+
+    def lower(self, *args: Any, **kwargs: Any) -> "Lowered":
+        """Traces and lowers the function for these arguments, without running it."""
+        ...
+
+    @property
+    def traces(self) -> tuple[Trace, ...]:
+        """The latest 32 traces of the function."""
+        ...
+
+
+class CompilingDecorator(Protocol):
+    """The decorator that `filter_jit` or `filter_pmap` returns if called with options alone."""
+
+    @overload
+    def __call__(self, fun: AnyArguments[Output], /) -> Lowerable[Callable[..., Output]]: ...
+    @overload
+    def __call__(self, fun: Method, /) -> Method: ...
+    @overload
+    def __call__(self, fun: Function, /) -> Lowerable[Function]: ...
 
 
 class _Options(JitOptions, total=False):
@@ -166,6 +204,18 @@ _JIT_KEYWORDS = frozenset(inspect.signature(jax.jit).parameters) - {"fun", *_REF
 # --- What `filter_jit` returns ---
 
 
+@dataclasses.dataclass(slots=True, unsafe_hash=True)
+class Options:
+    """Options of a compiled function. They are hashable even if a value is a dict or a list.
+
+    - `values`: keyword arguments of `jax.jit` or `jax.pmap`. They are never changed.
+    - `policy`: the reaction to a retrace, or `None`.
+    """
+
+    values: dict[str, Any] = dataclasses.field(hash=False)
+    policy: Policy | None = None
+
+
 def _show(fields: dict[str, Any]) -> None:
     """Copies metadata of the wrapped function, such as its name, into the wrapper's `__dict__`."""
     fields.update(shown_by(fields["_function"]))
@@ -252,22 +302,84 @@ class JitFunction(Wrapper, _traits=Traits(complete=_show, is_layer=False)):
         """The latest 32 traces of the function."""
         return find_dispatcher(self)[0].history.traces
 
-    def lower(self, /, *args: Any, **kwargs: Any) -> Lowered:
+    def lower(self, /, *args: Any, **kwargs: Any) -> "Lowered":
         """Traces and lowers the function for these arguments, without compiling or running it.
 
         A `jax.ShapeDtypeStruct` may replace an array.
         """
         dispatcher, bound, bound_kwargs = find_dispatcher(self)
+        args, kwargs = bound + args, {**bound_kwargs, **kwargs}
         try:
-            ordered, names = dispatcher.order.arrange(bound + args, {**bound_kwargs, **kwargs})
+            ordered, names = dispatcher.order.arrange(args, kwargs)
             arrays, compiled = dispatcher.find(ordered, names, with_abstract=True)
             with compiled.donation_warnings or contextlib.nullcontext():
                 lowered = compiled.traced_jit(arrays).lower(*arrays)
         except Exception as error:
-            explain_error(error, dispatcher.order, bound + args, {**bound_kwargs, **kwargs})
+            explain_error(error, dispatcher.order, args, kwargs)
             hide_our_frames(error)
             raise
         return Lowered(lowered, (dispatcher, compiled, bound, bound_kwargs))
+
+
+_Call = tuple[Dispatcher, CompiledFunction, tuple[Any, ...], dict[str, Any]]
+"""The dispatcher of a function, the `CompiledFunction` for the arguments of `lower`, and the bound
+positional and keyword arguments.
+"""
+
+
+class Lowered:
+    """A lowered function, like `jax.stages.Lowered`."""
+
+    def __init__(self, lowered: jax.stages.Lowered, call: _Call):
+        self._lowered = lowered
+        self._call = call
+
+    def compile(self, compiler_options: dict[str, Any] | None = None) -> "Compiled":
+        return Compiled(self._lowered.compile(compiler_options), self._call)
+
+    def as_text(self, dialect: str | None = None, **kwargs: Any) -> str:
+        return self._lowered.as_text(dialect, **kwargs)
+
+    def cost_analysis(self) -> Any:
+        return self._lowered.cost_analysis()
+
+
+class Compiled:
+    """A compiled function, like `jax.stages.Compiled`. It takes the same arguments as `lower`."""
+
+    def __init__(self, executable: jax.stages.Compiled, call: _Call):
+        self._executable = executable
+        self._call = call
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        dispatcher, compiled, bound, bound_kwargs = self._call
+        ordered, names = dispatcher.order.arrange(bound + args, {**bound_kwargs, **kwargs})
+        arrays, found = dispatcher.find(ordered, names)
+        # Compare the keys, not the functions, because `compiled` may no longer be in the table.
+        if found.key != compiled.key:
+            raise TypeError(
+                f"{dispatcher.order.function_name} was compiled for arguments of another "
+                "structure, or with other static values: compile it again for these arguments."
+            )
+        try:
+            return compiled.finish(self._executable(*arrays))
+        except ERRORS_OF_JAX as error:
+            failure = claim_failure(error)
+            if failure is None:
+                raise
+        raise failure
+
+    def as_text(self) -> str | None:
+        return self._executable.as_text()
+
+    def cost_analysis(self) -> Any:
+        return self._executable.cost_analysis()
+
+    def memory_analysis(self) -> Any:
+        return self._executable.memory_analysis()
+
+
+# --- The errors of a call ---
 
 
 def _not_finite(error: Exception, dispatcher: Dispatcher) -> FloatingPointError | None:
@@ -287,6 +399,87 @@ def _not_finite(error: Exception, dispatcher: Dispatcher) -> FloatingPointError 
         f"{name} again with new arrays: then it is compiled without donation, and the error names "
         "the operation."
     )
+
+
+_NAMED = re.compile(r"Of .*, arrays\[\d+\] is ")
+
+
+def explain_error(
+    error: Exception, order: ArgumentOrder, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    """Adds a note to an error with the names and paths of the arguments that cause it."""
+    text, among = str(error), f"These arguments of {order.function_name}"
+    arguments = order.named(args, kwargs)
+    if isinstance(error, jax.errors.UnexpectedTracerError):
+        name_tracers(error, args, kwargs)
+    if isinstance(error, jax.errors.ConcretizationTypeError):
+        paths = [path for path, leaf in _leaves(arguments) if is_array(leaf)]
+        # JAX's message has the index of an array among the arrays of all arguments.
+        counted = dict.fromkeys(map(int, re.findall(r"\barrays\[(\d+)\]", text)))
+        known = [f"arrays[{each}] is {paths[each]}" for each in counted if each < len(paths)]
+        # An inner call may already have added a note, with the names of its own arguments.
+        if known and not any(map(_NAMED.match, getattr(error, "__notes__", ()))):
+            error.add_note(f"Of {order.function_name}, {', '.join(known)}.")
+    # JAX's error has no path. At most, it has the shape of the first deleted array.
+    if "deleted" in text and (paths := deleted_arguments(order, args, kwargs)):
+        error.add_note(
+            f"{among} are deleted, since they were donated to a call: {listed(paths)}. Use the "
+            "output of that call, or donate a copy to it."
+        )
+    if "only one reference" in text or "both closed over and passed" in text:
+        references = ", ".join(_equal_paths(id, is_reference, arguments))
+        error.add_note(f"The references in the arguments of {order.function_name}: {references}.")
+    if "donate the same buffer twice" in text or "previously donated in the same call" in text:
+        shared = [each for each in _equal_paths(_buffer, is_array, arguments) if " = " in each]
+        error.add_note(
+            f"{among} share a buffer, and one is donated: {', '.join(shared)}. Pass a copy, "
+            "`jnp.copy`, for all but one."
+        )
+    if "Disallowed host-to-device" in text:
+        on_host = [
+            path for path, leaf in _leaves(arguments) if isinstance(leaf, np.ndarray | np.generic)
+        ]
+        if on_host:
+            error.add_note(
+                f"{among} are NumPy arrays, which each call copies to the device: "
+                f"{listed(on_host)}. Put them on the device once with `jax.device_put`."
+            )
+    if isinstance(error, TypeError):
+        paths = [path for name, each in arguments for path in paths_without_numbers(each, name)]
+        if paths:
+            error.add_note(
+                f"{among} are arrays without numbers: {listed(paths)}. Pass numbers, or keep the "
+                "values in a static field, such as a tuple."
+            )
+
+
+def deleted_arguments(
+    order: ArgumentOrder, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> list[str]:
+    """The paths of the deleted arrays among the arguments of a call."""
+    return [path for name, each in order.named(args, kwargs) for path in deleted_paths(each, name)]
+
+
+def _equal_paths(key: Any, is_wanted: Any, arguments: Iterable[tuple[str, Any]]) -> Iterable[str]:
+    """The paths of all wanted leaves. If leaves have equal keys, ` = ` joins their paths."""
+    found: dict[Any, list[str]] = {}
+    for path, leaf in filter(lambda each: is_wanted(each[1]), _leaves(arguments)):
+        found.setdefault(key(leaf), []).append(path)
+    return map(" = ".join, found.values())
+
+
+def _buffer(array: Any) -> int:
+    """The address of an array's first buffer; if there is none, the `id` of the array."""
+    try:
+        return array.addressable_shards[0].data.unsafe_buffer_pointer()
+    except Exception:
+        return id(array)
+
+
+def _leaves(arguments: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+    for name, argument in arguments:
+        for path, leaf in jtu.tree_leaves_with_path(argument):
+            yield name + jtu.keystr(path), leaf
 
 
 # --- The dispatcher of a callable ---
@@ -338,7 +531,9 @@ def _dispatcher_for(unbound: Unbound, donate: Any, options: Options) -> Dispatch
         name, signature = description.name, description.signature
         order = ArgumentOrder(name, signature, fills_defaults=not is_mapping)
         history = History(*place_of(anchor), options.policy, key)
-        return Dispatcher(unbound, order, donate, options.values, history, _full_name(anchor, name))
+        module = getattr(anchor, "__module__", None)
+        full_name = name if module is None else f"{module}.{getattr(anchor, '__qualname__', name)}"
+        return Dispatcher(unbound, order, donate, options.values, history, full_name)
 
     try:
         if isinstance(anchor, types.FunctionType):
@@ -351,8 +546,3 @@ def _dispatcher_for(unbound: Unbound, donate: Any, options: Options) -> Dispatch
         return make()
     found = of_function.get(key)
     return of_function.setdefault(key, make()) if found is None else found
-
-
-def _full_name(function: Callable[..., Any], name: str) -> str:
-    module = getattr(function, "__module__", None)
-    return name if module is None else f"{module}.{getattr(function, '__qualname__', name)}"

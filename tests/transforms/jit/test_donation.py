@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 from eqxlike import Module, filter_jit, filter_value_and_grad
-from eqxlike._transforms._jit._donation_warnings import DonationWarnings
+from eqxlike._transforms._jit._fast_path import DonationWarnings
 from tests.transforms.jit.models import Affine, scaled
 
 

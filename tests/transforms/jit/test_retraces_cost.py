@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import eqxlike as eqx
-from eqxlike._transforms._jit._traces import _history, _statics
+from eqxlike._transforms._jit import _differences, _traces
 from tests.transforms.models import Scale
 
 ones = jnp.ones
@@ -21,9 +21,9 @@ def test_texts_of_many_leaves_are_made_on_first_use(monkeypatch):
 
     def describe_static(value, *key, **options):
         described.append(value)
-        return _statics.describe_static(value, *key, **options)
+        return _differences.describe_static(value, *key, **options)
 
-    monkeypatch.setattr(_history, "describe_static", describe_static)
+    monkeypatch.setattr(_traces, "describe_static", describe_static)
     function = eqx.filter_jit(lambda leaves, x: x)
     leaves = [*range(500), ones(2), *map(str, range(500))]
     function(leaves, ones(3))

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 from eqxlike import Module, filter_jit
-from eqxlike._transforms._jit._donation_warnings import DonationWarnings
+from eqxlike._transforms._jit._fast_path import DonationWarnings
 from tests.partition.models import Pair
 
 # Only reached if a test fails.

@@ -15,20 +15,21 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 
-from ...._module import Module
-from ...._partition import Structure, Tree, describe, flatten, root_node
-from ...._traceback import stacklevel_of_user
-from .._arguments import WRAPPER
+from ..._module import Module
+from ..._partition import Structure, Tree, describe, flatten, root_node
+from ..._traceback import stacklevel_of_user
+from ._arguments import WRAPPER
 from ._differences import (
     Arguments,
     Settings,
     TraceDifference,
     another_function,
     describe_mesh,
+    describe_static,
     find_differences,
     form_of_type,
+    show_place,
 )
-from ._statics import describe_static, show_place
 
 _MAX_LISTED = 20
 """A message lists at most this many differences."""
@@ -238,40 +239,37 @@ _WEIGHTS = {"structure": 3, "static value": 2, "setting": 2}
 _serial = itertools.count()
 
 
+@dataclasses.dataclass(eq=False)
 class History:
     """The traces of one function with one set of options.
 
     The arguments of a trace are described only when another trace or a user needs the description.
     Arguments that could change before then are described at once.
 
-    **Arguments:**
-
     - `place`: the name of the function and the place of its definition.
     - `code`: the code object of the function, if it is written in Python.
     - `policy`: the reaction to a retrace.
-    - `definition`: a value that is equal for functions that are wrapped in the same way. The
-      attribute `definition` combines this value with `code`.
-
-    The attribute `serial` is a number that identifies the function together with its options.
+    - `wrappers`: a value that is equal for functions that are wrapped in the same way.
+    - `serial`: a number that identifies the function together with its options.
     """
 
-    def __init__(
-        self,
-        place: Place,
-        code: types.CodeType | None,
-        policy: Policy | None,
-        definition: Hashable = None,
-    ):
-        self.place = place
-        self.code = code
-        self.definition = (code, definition)
-        self.serial = next(_serial)
-        self.policy = policy
+    place: Place
+    code: types.CodeType | None
+    policy: Policy | None
+    wrappers: Hashable = None
+    serial: int = dataclasses.field(default_factory=lambda: next(_serial))
+
+    def __post_init__(self) -> None:
         self._num_traces = 0
         self._kept: collections.deque[Trace] = collections.deque(maxlen=_MAX_TRACES)
         # The lock is reentrant because garbage collection, in a thread that holds the lock, may run
         # code that traces.
         self._lock = threading.RLock()
+
+    @property
+    def definition(self) -> Hashable:
+        """A value that is equal for functions from the same lines, wrapped in the same way."""
+        return self.code, self.wrappers
 
     @property
     def traces(self) -> tuple[Trace, ...]:
@@ -329,9 +327,7 @@ class History:
 
     def emptied(self) -> "History":
         """A history of the same function, without traces."""
-        history = History(self.place, self.code, self.policy, self.definition[1])
-        history.serial = self.serial
-        return history
+        return dataclasses.replace(self)
 
 
 def compare_traces(trace: Trace, earlier: Iterable[Trace]) -> None:
@@ -420,27 +416,21 @@ def listen_to_traces(listener: Listener) -> Iterator[None]:
         _listeners.remove(listener)
 
 
+@dataclasses.dataclass(eq=False)
 class Observer:
     """Records the traces of one `CompiledFunction`. It is used only during a trace.
-
-    **Arguments:**
 
     - `history`: the history to which traces are added.
     - `labels`, `structures`: the names of the arguments, and their Structures.
     - `drop`: a function that drops the compiled function.
     """
 
-    def __init__(
-        self,
-        history: History,
-        labels: list[str],
-        structures: tuple[Structure, ...],
-        drop: Callable[[], None],
-    ):
-        self._history = history
-        self._labels = ["<function>" if label == WRAPPER else label for label in labels]
-        self._structures = structures
-        self._drop = drop
+    history: History
+    labels: list[str]
+    structures: tuple[Structure, ...]
+    drop: Callable[[], None]
+
+    def __post_init__(self) -> None:
         self._serial = next(_serial)
         self._num_traces = 0
 
@@ -452,19 +442,17 @@ class Observer:
         if jax.config.jax_disable_jit:  # pyright: ignore[reportAttributeAccessIssue]
             return None
         types = tuple(map(jax.typeof, arrays))
-        found = functools.partial(
-            _describe, self._labels, self._structures, types, _read_settings()
-        )
+        found = functools.partial(_describe, self.labels, self.structures, types, _read_settings())
         # Describe the arguments now if an object among them may change later, or if keeping a
         # Structure would keep a temporary function alive.
-        may_wait = all(each.is_exact and each.anchor is None for each in self._structures)
+        may_wait = all(each.is_exact and each.anchor is None for each in self.structures)
         try:
-            trace = self._history.begin(found if may_wait else found(), self._serial)
+            trace = self.history.begin(found if may_wait else found(), self._serial)
         except BaseException:
             # If there are earlier traces, keep the function with its compiled programs. A later
             # call with the refused arguments traces again, and is refused again.
             if self._num_traces == 0:
-                self._drop()
+                self.drop()
             raise
         self._num_traces += 1
         return trace
@@ -473,8 +461,8 @@ class Observer:
         """Drops the compiled function and its traces after a failed trace."""
         # Drop the function, because JAX always takes its slow path for a function whose trace has
         # failed.
-        self._drop()
-        self._history.forget(self._serial, self._num_traces)
+        self.drop()
+        self.history.forget(self._serial, self._num_traces)
         self._num_traces = 0
 
 
@@ -487,7 +475,8 @@ def _describe(
 
     - `types`: the types of the arrays in the arguments.
     """
-    root = root_node(labels, (describe(each, describe_static) for each in structures))
+    names = ("<function>" if label == WRAPPER else label for label in labels)
+    root = root_node(names, (describe(each, describe_static) for each in structures))
     return Arguments(Tree(root, tuple(map(form_of_type, types))), settings)
 
 
