@@ -1,6 +1,5 @@
 """Filtered transformations."""
 
-from ._callback import filter_pure_callback as filter_pure_callback
 from ._checks import EquinoxRuntimeError as EquinoxRuntimeError
 from ._checks import EquinoxTracetimeError as EquinoxTracetimeError
 from ._checks import EqxlikeRuntimeError as EqxlikeRuntimeError
@@ -22,22 +21,23 @@ from ._error_if import error_if as error_if
 from ._flat_call import filter_checkpoint as filter_checkpoint
 from ._flat_call import filter_eval_shape as filter_eval_shape
 from ._flat_call import filter_make_jaxpr as filter_make_jaxpr
+from ._flat_call import filter_pure_callback as filter_pure_callback
+from ._flat_call import filter_shard as filter_shard
 from ._flat_call import is_array_or_struct as is_array_or_struct
 from ._jit import FreshTrace as FreshTrace
 from ._jit import JitFunction as JitFunction
 from ._jit import clear_caches as clear_caches
 from ._jit import filter_jit as filter_jit
 from ._jit import fresh_trace as fresh_trace
-from ._named_arrays import NamedLeaf as NamedLeaf
-from ._named_arrays import StatePlace as StatePlace
-from ._named_arrays import StateValues as StateValues
-from ._named_arrays import named_leaves as named_leaves
 from ._shard_map import filter_pmap as filter_pmap
 from ._shard_map import filter_shard_map as filter_shard_map
-from ._sharding import Gathering as Gathering
-from ._sharding import Stacked as Stacked
-from ._sharding import filter_shard as filter_shard
-from ._sharding import keep_all_but_gathered as keep_all_but_gathered
 from ._signatures import hint_of_forward as hint_of_forward
+from ._stacked import Gathering as Gathering
+from ._stacked import NamedLeaf as NamedLeaf
+from ._stacked import Stacked as Stacked
+from ._stacked import StatePlace as StatePlace
+from ._stacked import StateValues as StateValues
+from ._stacked import keep_all_but_gathered as keep_all_but_gathered
+from ._stacked import named_leaves as named_leaves
 from ._vmap import filter_vmap as filter_vmap
 from ._vmap import if_array as if_array

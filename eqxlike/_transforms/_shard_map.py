@@ -20,9 +20,8 @@ from .._module import Module, Wrapper, field
 from .._partition import UNTRACED, split
 from .._pytree import MISSING, is_array, listed
 from ._checks import mesh_of
-from ._flat_call import FlatCall
+from ._flat_call import FlatCall, shardings_of_arrays
 from ._jit import CompilingDecorator, Lowerable, Lowered, Options, Trace, filter_jit
-from ._sharding import shardings_of_arrays
 from ._signatures import (
     AnyArguments,
     Function,

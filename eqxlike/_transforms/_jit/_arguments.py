@@ -19,7 +19,7 @@ from ..._compat import PjitFunction
 from ..._module import BoundMethod, LayerCall, Module, Wrapper
 from ..._partition import ATOMS, flatten
 from ..._traceback import compile_function, tuple_of
-from .._sharding import shardings_of_arrays
+from .._flat_call import shardings_of_arrays
 from .._signatures import DonateWord
 
 # --- Callables as functions and bound arguments ---

@@ -42,8 +42,7 @@ from .._checks import (
     note_check,
     run_and_look_for_checks,
 )
-from .._flat_call import refuse_references
-from .._sharding import shardings_of_arrays
+from .._flat_call import refuse_references, shardings_of_arrays
 from ._arguments import (
     ArgumentOrder,
     Unbound,

@@ -1,23 +1,105 @@
-"""Names for the arrays of a model, for files that other libraries read or write.
+"""Stacked layers: they are all-gathered one at a time, and each layer's arrays have names.
 
-A name is the path of an array, with dots between the parts: `layers.0.weight`. The layers of a
-`Stacked` are numbered like the elements of a list. So a stacked array has one name for each of its
-layers, and each name refers to one index of the leading axis. The arrays of a state are named after
-the layer that reads and writes them.
+Files that other libraries read or write have a name for each array. A name is the path of the
+array, with dots between the parts: `layers.0.weight`. The layers of a `Stacked` are numbered like
+the elements of a list. So a stacked array has one name for each of its layers, and each name refers
+to one index of the leading axis. The arrays of a state are named after the layer that reads and
+writes them.
 """
 
+import copy
 import dataclasses
 import itertools
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Self
 
+import jax
 import jax.tree_util as jtu
+from jax.sharding import NamedSharding
 from jaxtyping import PyTree
 
-from .._module import AbstractVar, Module
+from .._module import AbstractVar, Module, field, stored_fields
 from .._pytree import children_with_keys
 from ._flat_call import is_array_or_struct
-from ._sharding import Stacked
+
+
+class Gathering(NamedTuple):
+    """The shardings of one array of a layer.
+
+    - `num_axes`: the number of axes of the array in one layer, without the axis of layers.
+    - `split`: the sharding before the all-gather.
+    - `together`: the sharding after the all-gather.
+    """
+
+    num_axes: int
+    split: NamedSharding
+    together: NamedSharding
+
+
+class Stacked(Module):
+    """Base class of Modules that stack equal layers, and call them one at a time.
+
+    Each array of `layers` has a leading axis of length `depth`, one index for each layer. `unroll`
+    is the number of layers that are in use at the same time.
+    """
+
+    layers: AbstractVar[Any]
+    depth: AbstractVar[int]
+    unroll: AbstractVar[int]
+    _gatherings: tuple[tuple[tuple[Any, ...], Gathering], ...] = field(
+        static=True, default=(), init=False, repr=False
+    )
+
+    def gathering(self, gatherings: Mapping[tuple[Any, ...], Gathering]) -> Self:
+        """Returns a copy that all-gathers each layer when the layer is used.
+
+        **Arguments:**
+
+        - `gatherings`: the shardings of each array, by its path in `layers`.
+        """
+        new = copy.copy(self)
+        stored_fields(new)["_gatherings"] = tuple(gatherings.items())
+        return new
+
+    def gather(self, layer: Any) -> Any:
+        """All-gathers one layer.
+
+        Inside `jax.shard_map` the layer is returned unchanged: the model is replicated there.
+        """
+        if not self._gatherings or jax.sharding.get_abstract_mesh().manual_axes:
+            return layer
+        gatherings = dict(self._gatherings)
+
+        def placed(keys: Any, leaf: Any) -> Any:
+            found = gatherings.get(keys)
+            return leaf if found is None else _gather(leaf, found)
+
+        return jtu.tree_map_with_path(placed, layer)
+
+
+def _gather(leaf: Any, gathering: Gathering) -> Any:
+    split, together = gathering.split, gathering.together
+    if leaf.ndim == gathering.num_axes:
+        # The transpose of a sharding constraint is the same constraint. So this constraint also
+        # applies to the gradient. Then the gradient of a layer is summed and split over the devices
+        # before the gradient of the next layer is computed.
+        leaf = jax.lax.with_sharding_constraint(leaf, split)
+    elif not together.is_fully_replicated:
+        # `jax.vmap` maps over the stack, so `together` does not match the axes of the array.
+        return leaf
+    return jax.lax.with_sharding_constraint(leaf, together)
+
+
+def keep_all_but_gathered(primitive: Any, *_: Any, **__: Any) -> bool:
+    """Policy for `filter_checkpoint` that saves all intermediate values except all-gathered arrays.
+
+    If all-gathered arrays were saved for the backward pass, all layers would be in memory at once.
+    """
+    return primitive.name != "sharding_constraint"
+
+
+# --- The names of the arrays of a model ---
+
 
 Path = tuple[Any, ...]
 
