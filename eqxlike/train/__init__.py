@@ -13,7 +13,8 @@ Modules that you can use in a training loop of your own, in reading order:
 Modules for the loop of eqxlike, `fit`:
 
 - `_fit`: `fit`, its schedule, and the number of steps in one call.
-- `_run`: `Run`, the state of a training run that callbacks see. `_stepper`: calls of the step.
+- `_run`: `Run`, the state of a training run that callbacks see, and calls of the step.
+  `_flat_steps`: compiles these calls.
 - `_batch_iterator`: batches for one call of the step.
 - `_callbacks`: the base class, checkpoints and early stopping. `_logging`: callbacks that log.
 

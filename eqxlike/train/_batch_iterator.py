@@ -7,6 +7,7 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
 from jaxtyping import Array, PyTree
@@ -17,10 +18,20 @@ from ..extend import Structure, flatten, is_same_static
 from ._checks import as_arrays, is_foreign
 
 
-class DeviceArrays(NamedTuple):
+class _DeviceArrays(NamedTuple):
     """The JAX arrays of several batches, to be stacked inside the compiled call."""
 
     arrays: tuple[Array, ...]
+
+
+def stack_device_arrays(batches: PyTree) -> PyTree:
+    """Stacks the JAX arrays of the batches that `Stack.whole` returned. Call this under `jit`."""
+
+    def is_stack(node: Any) -> bool:
+        return isinstance(node, _DeviceArrays)
+
+    stack = lambda node: jnp.stack(node.arrays) if is_stack(node) else node  # noqa: E731
+    return jtu.tree_map(stack, batches, is_leaf=is_stack)
 
 
 class Stack:
@@ -69,7 +80,7 @@ class Stack:
         def of_column(column: Any, leaf: Any) -> Any:
             if isinstance(column, list):
                 num_missing = self._length - len(column)
-                return DeviceArrays((*column, *[column[-1]] * num_missing))
+                return _DeviceArrays((*column, *[column[-1]] * num_missing))
             return leaf if column is None else column
 
         return self._treedef.unflatten(map(of_column, self._columns, self._leaves))

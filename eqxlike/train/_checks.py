@@ -17,7 +17,7 @@ from .. import tree_pformat
 from ..extend import deleted_paths, listed
 
 
-def check_callable(value: Any, call: str, taker: str = "fit") -> None:
+def check_callable(value: Any, call: str, taker: str) -> None:
     """Raises `TypeError` if `value` is not callable."""
     if not callable(value):
         name = call.partition("(")[0]
@@ -27,7 +27,10 @@ def check_callable(value: Any, call: str, taker: str = "fit") -> None:
 
 
 def check_takes(function: Callable[..., Any], call: str, taker: str, hint: str = "") -> None:
-    """Raises `TypeError` if `function` does not take the positional arguments that `call` shows."""
+    """Raises `TypeError` if `function` is not callable, or does not take the positional arguments
+    that `call` shows.
+    """
+    check_callable(function, call, taker)
     names = call.partition("(")[2].rstrip(")").split(", ")
     try:
         signature = inspect.signature(function)

@@ -17,11 +17,10 @@ from .._runs import Interrupt, delayed_interrupt
 from .._traceback import stacklevel_of_user
 from ..extend import JitFunction, deleted_paths, listed
 from ._batch_iterator import BatchIterator
-from ._callbacks import Callback, Resumed, newest_in
+from ._callbacks import Callback, newest_in
 from ._checks import check_callable, check_not_deleted, check_takes
-from ._run import Run
+from ._run import Batch, Run, Step
 from ._state import Model, TrainState, check_state, copy_arrays
-from ._stepper import Batch, Step
 
 EvaluateState = Callable[[TrainState[Model]], Mapping[str, Any]]
 """A function that takes a state and returns metrics by name."""
@@ -129,12 +128,11 @@ def fit(
     """
     check_state(state, "fit")
     check_not_deleted(state, "state", "fit")
-    check_callable(step, "step(state, batch)")
     check_takes(step, "step(state, batch)", "fit")
     num_steps = whole_number(num_steps, "num_steps")
     max_skipped = whole_number(max_skipped, "max_skipped")
-    checked = checked_callbacks(callbacks, on_log)
-    schedule = Schedule(
+    checked = _checked_callbacks(callbacks, on_log)
+    schedule = _Schedule(
         evaluate,
         checked,
         whole_number(log_every, "log_every"),
@@ -159,12 +157,24 @@ def fit(
     del state
     run.evaluate_every = schedule.evaluate_every
     run.callbacks = checked
-    loop = _Loop(run, step, iterator, call_size, schedule, check_every, resumed)
     with delayed_interrupt() as interrupt, contextlib.ExitStack() as closing:
         for callback in checked:
             closing.callback(callback.close)
-        loop.run_all(interrupt)
-    result = loop.result(interrupt)
+        run.call_hook("on_start")
+        if resumed is not None:
+            resumed.load_callbacks(checked, run)
+        try:
+            _run_steps(run, step, iterator, call_size, schedule, check_every, interrupt)
+        except KeyboardInterrupt:
+            if deleted_paths(run.state):
+                # The interrupt came inside the step, after the state was donated. So there is no
+                # state to return.
+                raise
+            interrupt.is_requested = True
+        run.read()
+        run.position = iterator.position
+        run.call_hook("on_end")
+    result = _result_of(run, schedule, call_size, interrupt.is_requested)
     if interrupt.is_termination:
         raise interrupt.exception(f"fit: {result.message}")
     return result
@@ -207,91 +217,66 @@ class FitResult(NamedTuple, Generic[Model]):
         return {"interrupted": 130, "diverged": 1, "exhausted": 1}.get(self.stopped, 0)
 
 
-class _Loop(NamedTuple):
-    """A run and the objects that it uses."""
-
-    run: Run
-    step: Step
-    batches: BatchIterator
-    call_size: "_CallSize"
-    schedule: "Schedule"
-    check_every: int
-    resumed: Resumed | None
-
-    def run_all(self, interrupt: Interrupt) -> None:
-        """Makes all steps. Calls the hooks `on_start` before the steps, and `on_end` after the
-        steps.
-        """
-        run = self.run
-        self.schedule.call_hook("on_start", run)
-        if self.resumed is not None:
-            self.resumed.load_callbacks(self.schedule.callbacks, run)
-        try:
-            self._run_steps(interrupt)
-        except KeyboardInterrupt:
-            if deleted_paths(run.state):
-                # The interrupt came inside the step, after the state was donated. So there is no
-                # state to return.
-                raise
-            interrupt.is_requested = True
-        run.read()
-        run.position = self.batches.position
-        self.schedule.call_hook("on_end", run)
-
-    def _run_steps(self, interrupt: Interrupt) -> None:
-        run, schedule, call_size = self.run, self.schedule, self.call_size
-        while run.steps < run.num_steps and run.end is None:
-            due = schedule.next_after(run)
-            while run.steps < due:
-                max_count = min(call_size.steps_per_call, due - run.steps)
-                batches = self.batches.take(call_size.steps_per_call, max_count)
-                if batches is None:
-                    run.read()
-                    if run.divergence is None:
-                        schedule.at_end(run)
+def _run_steps(
+    run: Run,
+    step: Step,
+    iterator: BatchIterator,
+    call_size: "_CallSize",
+    schedule: "_Schedule",
+    check_every: int,
+    interrupt: Interrupt,
+) -> None:
+    """Makes steps until the run ends, the batches end, or the user interrupts."""
+    while run.steps < run.num_steps and run.end is None:
+        due = schedule.next_after(run)
+        while run.steps < due:
+            steps_per_call = call_size.steps_per_call
+            batches = iterator.take(steps_per_call, min(steps_per_call, due - run.steps))
+            if batches is None:
+                run.read()
+                if run.divergence is None and run.steps > run.steps_before:
+                    schedule.observe(run, logs=True, evaluates=True)
+                return
+            advance = functools.partial(run.advance, step, batches, steps_per_call)
+            call_size.run(advance, batches.count)
+            is_stopping = interrupt.is_requested and not iterator.has_mismatched_batch
+            if is_stopping or run.steps == due or run.num_unread >= check_every:
+                run.read()
+                if run.divergence is not None or is_stopping:
                     return
-                advance = functools.partial(
-                    run.advance, self.step, batches, call_size.steps_per_call
-                )
-                call_size.run(advance, batches.count)
-                is_stopping = interrupt.is_requested and not self.batches.has_mismatched_batch
-                is_due = run.steps == due or run.num_unread >= self.check_every
-                if is_stopping or is_due:
-                    run.read()
-                    if run.divergence is not None or is_stopping:
-                        return
-            run.position = self.batches.position
-            schedule.at(run)
+        run.position = iterator.position
+        schedule.at(run)
 
-    def result(self, interrupt: Interrupt) -> FitResult:
-        """The result of the run."""
-        run = self.run
-        made = f"{run.steps} of {run.num_steps} steps"
-        if run.steps_before:
-            made += f", {run.steps_before} of them before this call"
-        if run.divergence is not None:
-            stopped, message = "diverged", run.divergence
-        elif interrupt.is_requested:
-            stopped, message = "interrupted", f"Interrupted after {made}."
-        elif run.end is not None:
-            stopped, message = "stopped", run.end
-        elif run.steps < run.num_steps:
-            stopped = "exhausted"
-            message = f"Made {made}; the batches ended. Use `train.repeat(batches)` to repeat them."
-        else:
-            stopped, message = "finished", f"Made {made}."
-        skipped = [str(run.steps - len(run.history) + index + 1) for index in run.skipped]
-        where = f"step{'s' * (len(skipped) > 1)} {listed(skipped)}"
-        note = f"Skipped updates that were not finite: {where}." if skipped else None
-        return FitResult(
-            _unhalted(run.state if run.result is None else run.result),
-            tuple(run.history),
-            stopped,
-            " ".join(filter(None, [message, note, self.call_size.message, *run.notes])),
-            tuple(self.schedule.evaluations),
-            self.call_size.steps_per_call,
-            len(skipped),
-        )
+
+def _result_of(
+    run: Run, schedule: "_Schedule", call_size: "_CallSize", is_interrupted: bool
+) -> FitResult:
+    made = f"{run.steps} of {run.num_steps} steps"
+    if run.steps_before:
+        made += f", {run.steps_before} of them before this call"
+    if run.divergence is not None:
+        stopped, message = "diverged", run.divergence
+    elif is_interrupted:
+        stopped, message = "interrupted", f"Interrupted after {made}."
+    elif run.end is not None:
+        stopped, message = "stopped", run.end
+    elif run.steps < run.num_steps:
+        stopped = "exhausted"
+        message = f"Made {made}; the batches ended. Use `train.repeat(batches)` to repeat them."
+    else:
+        stopped, message = "finished", f"Made {made}."
+    skipped = [str(run.steps - len(run.history) + index + 1) for index in run.skipped]
+    where = f"step{'s' * (len(skipped) > 1)} {listed(skipped)}"
+    note = f"Skipped updates that were not finite: {where}." if skipped else None
+    return FitResult(
+        _unhalted(run.state if run.result is None else run.result),
+        tuple(run.history),
+        stopped,
+        " ".join(filter(None, [message, note, call_size.message, *run.notes])),
+        tuple(schedule.evaluations),
+        call_size.steps_per_call,
+        len(skipped),
+    )
 
 
 def _unhalted(state: TrainState[Model]) -> TrainState[Model]:
@@ -382,7 +367,7 @@ class _OnLog(Callback):
         self.function(run.steps, run.loss)
 
 
-def checked_callbacks(
+def _checked_callbacks(
     callbacks: Sequence[Callback], on_log: Callable[[int, float], None] | None
 ) -> tuple[Callback, ...]:
     """Checks the callbacks. Converts `on_log` to a callback and appends it.
@@ -393,7 +378,7 @@ def checked_callbacks(
     if isinstance(callbacks, Callback):
         raise TypeError(f"fit expected a list of callbacks, got {callbacks!r}: put it in a list.")
     if on_log is not None:
-        check_callable(on_log, "on_log(step, loss)")
+        check_callable(on_log, "on_log(step, loss)", "fit")
     for index, callback in enumerate(callbacks):
         if not isinstance(callback, Callback):
             raise TypeError(
@@ -411,7 +396,7 @@ def checked_callbacks(
     return (*callbacks, *([] if on_log is None else [_OnLog(on_log)]))
 
 
-class Schedule:
+class _Schedule:
     """Decides after which steps logs, evaluations and callbacks are due, and runs them."""
 
     def __init__(
@@ -422,7 +407,6 @@ class Schedule:
         evaluate_every: int | None,
     ) -> None:
         if evaluate is not None:
-            check_callable(evaluate, "evaluate(state)")
             hint = " Pass the function that `make_evaluate(measure, batches)` returns."
             check_takes(evaluate, "evaluate(state)", "fit", hint)
         elif evaluate_every is not None:
@@ -430,7 +414,7 @@ class Schedule:
                 f"fit got evaluate_every={evaluate_every} but no `evaluate`: pass `evaluate`, for "
                 "example from `make_evaluate`."
             )
-        self.evaluate, self.callbacks = evaluate, callbacks
+        self._evaluate = evaluate
         self.log_every = log_every if callbacks else None
         self.evaluate_every = evaluate_every
         periods = [self.log_every, self.evaluate_every, *(each.every for each in callbacks)]
@@ -448,18 +432,18 @@ class Schedule:
 
         Read the losses before you call this.
         """
-        is_last, periods = run.steps >= run.num_steps, (self.log_every, self.evaluate_every)
-        self._observe(run, *(is_last or (bool(each) and run.steps % each == 0) for each in periods))
-        for callback in self.callbacks:
-            if callback.every is not None and run.steps % callback.every == 0:
+
+        def is_due(every: int | None) -> bool:
+            return every is not None and run.steps % every == 0
+
+        is_last = run.steps >= run.num_steps
+        logs, evaluates = is_due(self.log_every), is_due(self.evaluate_every)
+        self.observe(run, is_last or logs, is_last or evaluates)
+        for callback in run.callbacks:
+            if is_due(callback.every):
                 callback.on_step(run)
 
-    def at_end(self, run: Run) -> None:
-        """Logs and evaluates after the last step, if this call of `fit` has made a step."""
-        if run.steps > run.steps_before:
-            self._observe(run, True, True)
-
-    def _observe(self, run: Run, logs: bool, evaluates: bool) -> None:
+    def observe(self, run: Run, logs: bool, evaluates: bool) -> None:
         """Evaluates and logs, at most once per step. It evaluates first, so that the log can show
         the metrics.
         """
@@ -467,36 +451,28 @@ class Schedule:
         if is_log_due:
             self._logged_at = run.steps
             run.log()
-        if evaluates:
-            self._evaluate(run)
+        if evaluates and self._evaluate is not None and run.evaluated_at != run.steps:
+            run.evaluated_at = run.steps
+            run.metrics = _as_numbers(self._evaluate(run.state))
+            self.evaluations.append((run.steps, run.metrics))
+            run.call_hook("on_evaluate")
         if is_log_due:
-            self.call_hook("on_log", run)
-
-    def _evaluate(self, run: Run) -> None:
-        """Evaluates the state, unless this step was already evaluated."""
-        if self.evaluate is None or run.evaluated_at == run.steps:
-            return
-        run.evaluated_at = run.steps
-        metrics = self.evaluate(run.state)
-        if not isinstance(metrics, Mapping):
-            raise TypeError(
-                "fit expected `evaluate` to return a mapping from names to numbers, got "
-                f"{metrics!r}."
-            )
-        run.metrics = {name: _as_number(name, value) for name, value in metrics.items()}
-        self.evaluations.append((run.steps, run.metrics))
-        self.call_hook("on_evaluate", run)
-
-    def call_hook(self, hook: str, run: Run) -> None:
-        """Calls a hook of every callback."""
-        for callback in self.callbacks:
-            getattr(callback, hook)(run)
+            run.call_hook("on_log")
 
 
-def _as_number(name: str, value: Any) -> float:
-    try:
-        return float(value)
-    except (TypeError, ValueError) as error:
+def _as_numbers(metrics: Any) -> dict[str, float]:
+    """Converts the output of `evaluate` to floats. Raises `TypeError` if that is impossible."""
+    if not isinstance(metrics, Mapping):
         raise TypeError(
-            f"fit expected `evaluate` to return a number for {name!r}, got {tree_pformat(value)}."
-        ) from error
+            f"fit expected `evaluate` to return a mapping from names to numbers, got {metrics!r}."
+        )
+    numbers = {}
+    for name, value in metrics.items():
+        try:
+            numbers[name] = float(value)
+        except (TypeError, ValueError) as error:
+            raise TypeError(
+                f"fit expected `evaluate` to return a number for {name!r}, got "
+                f"{tree_pformat(value)}."
+            ) from error
+    return numbers

@@ -18,19 +18,6 @@ from ._callbacks import Callback
 from ._checks import importing
 from ._run import Run
 
-
-class _WithFile(Callback):
-    """A callback that writes to a file. Of several processes, only the first process writes."""
-
-    _file: Any = None
-
-    def close(self) -> None:
-        """Closes the file."""
-        if self._file is not None:
-            self._file.close()
-        self._file = None
-
-
 # fmt: off
 _PEAKS = {
     "GB200": 2500e12, "B200": 2250e12, "H200": 989e12, "H100 PCIe": 756e12, "H100 NVL": 835e12,
@@ -50,12 +37,15 @@ def _peak_of(device_kind: str) -> float | None:
     return next((peak for name, peak in _PEAKS.items() if name in device_kind), None)
 
 
-class _WithRate(Callback):
-    """A callback that measures steps per second since the previous log.
+class _Logger(Callback):
+    """A callback that may write to a file, and that measures steps per second since the previous
+    log.
 
-    The mean since the start is not used, because it would include the time of compilation.
+    Of several processes, only the first process writes. The mean speed since the start is not used,
+    because it would include the time of compilation.
     """
 
+    _file: Any = None
     _last = (0, 0.0)
     _per_step: Mapping[str, float] = {}
     _peak_flops: float | None = None
@@ -87,22 +77,25 @@ class _WithRate(Callback):
 
         These are steps and other amounts per second, and `"mfu"`, the fraction of the peak FLOP/s.
         """
-        speed = self._steps_per_second(run)
+        (steps, then), now = self._last, time.perf_counter()
+        self._last = run.steps, now
+        speed = (run.steps - steps) / max(now - then, 1e-9)
         rates = {name: speed * each for name, each in {"steps": 1, **self._per_step}.items()}
         if "flops" in rates and self._peak_flops is not None:
             rates["mfu"] = rates["flops"] / self._peak_flops
         return rates
 
-    def _steps_per_second(self, run: Run) -> float:
-        (steps, then), now = self._last, time.perf_counter()
-        self._last = run.steps, now
-        return (run.steps - steps) / max(now - then, 1e-9)
+    def close(self) -> None:
+        """Closes the file."""
+        if self._file is not None:
+            self._file.close()
+        self._file = None
 
 
 # --- JSON ---
 
 
-class JsonLines(_WithFile, _WithRate):
+class JsonLines(_Logger):
     """Appends the events of training to a file, one JSON object per line.
 
     Each object has `event`, `step`, and `seconds` since the start. Other entries depend on `event`:
@@ -161,8 +154,7 @@ class JsonLines(_WithFile, _WithRate):
         """Writes the loss, the aux, the learning rate, and the amounts per second."""
         rate = run.learning_rate
         found: dict[str, Any] = {} if rate is None else {"learning_rate": rate}
-        if run.aux:
-            found["aux"] = dict(run.aux)
+        found |= {"aux": dict(run.aux)} if run.aux else {}
         if self._per_step:
             for name, value in self._rates(run).items():
                 found[name if name == "mfu" else f"{name}_per_second"] = value
@@ -199,7 +191,7 @@ def _finite(value: Any) -> Any:
 # --- Progress ---
 
 
-class Progress(_WithRate):
+class Progress(_Logger):
     """Shows the step, the loss, the learning rate, metrics, and steps per second.
 
     On a terminal it shows a progress bar with the remaining time if `rich` is installed. Otherwise
@@ -304,7 +296,7 @@ def progress(
 # --- TensorBoard ---
 
 
-class TensorBoard(_WithFile, _WithRate):
+class TensorBoard(_Logger):
     """Writes event files for TensorBoard: `tensorboard --logdir FOLDER` plots them.
 
     At each log, the callback writes `train/loss` and `train/steps_per_second`, both for the steps
@@ -351,9 +343,8 @@ class TensorBoard(_WithFile, _WithRate):
     def on_log(self, run: Run) -> None:
         """Writes the loss, the aux, the learning rate, and steps per second."""
         values = {f"train/{name}": value for name, value in run.aux.items()}
-        values |= {"train/loss": run.loss, "train/steps_per_second": self._steps_per_second(run)}
-        rate = run.learning_rate
-        if rate is not None:
+        values |= {"train/loss": run.loss, "train/steps_per_second": self._rates(run)["steps"]}
+        if (rate := run.learning_rate) is not None:
             values["train/learning_rate"] = rate
         self._write_scalars(run.steps, values)
 

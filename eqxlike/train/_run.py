@@ -1,20 +1,66 @@
-"""`Run`: the newest state of a training run, and the losses read so far."""
+"""`Run`: the newest state of a training run, the calls of its step, and the losses read so far."""
 
 import collections
+import functools
 import itertools
 import math
 import pathlib
-from collections.abc import Mapping, Sequence
-from typing import Any, Generic
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
 import numpy as np
 import optax
+from jaxtyping import Array
 
+from .. import EqxlikeRuntimeError, is_array
+from ..extend import JitFunction, flatten, listed, paths_without_numbers
 from ._batch_iterator import Stack
 from ._checks import check_not_deleted
+from ._flat_steps import (
+    Aux,
+    Leaves,
+    StateChanged,
+    StateStructure,
+    flatten_state,
+    many_steps,
+    read_returned,
+    single_step,
+)
+from ._guards import checks_gradients, is_finite_state, may_skip, was_refused
 from ._state import Model, TrainState, check_state
-from ._stepper import Pending, Step, Stepper
+
+Batch = TypeVar("Batch")
+Step = Callable[[TrainState[Model], Batch], tuple[TrainState[Model], *tuple[Any, ...]]]
+_Call = Callable[[Leaves, Stack], tuple[Leaves, Any, Array, Aux]]
+"""A function that makes one step for each batch of a stack. It takes and returns the arrays of a
+state, and may donate them.
+"""
+
+
+class _Pending(NamedTuple):
+    """The losses of one call, which are still on the device.
+
+    - `losses`: the loss, of shape `()`, or an array whose first `count` entries are losses.
+    - `were_refused`: for each step, true if its update was refused or skipped. `None` if the flags
+      are not needed, because `state.step` is known to count the good steps.
+    - `aux`: the numbers in the aux of each step, by name.
+    - `count`: number of steps in the call.
+    """
+
+    losses: Any
+    were_refused: Array | None
+    aux: Aux
+    count: int
+
+
+_DONATED = (
+    "The state of this run was donated to the step that failed, and is deleted. The `state` passed "
+    "to fit is unchanged, unless donate=True."
+)
 
 
 class Run(Generic[Model]):
@@ -44,7 +90,17 @@ class Run(Generic[Model]):
     def __init__(
         self, state: TrainState[Model], num_steps: int, steps: int = 0, max_skipped: int = 10
     ) -> None:
-        self._stepper = Stepper(state)
+        # The state and its arrays. At least one of the two is set.
+        self._state: TrainState[Model] | None = state
+        self._leaves: Leaves | None = None
+        self._structure = flatten_state(state)[1]
+        # `_takes_arrays` is False for a step that changes more than the arrays of a state. Such a
+        # step is called with the whole state.
+        self._takes_arrays = True
+        self._step: Any = None
+        self._calls: dict[int, _Call] = {}
+        # True if `state.step` is known to count the good steps.
+        self._counts_steps = False
         self._max_skipped = max_skipped
         self.num_steps = num_steps
         self.steps = self.steps_before = steps
@@ -64,19 +120,24 @@ class Run(Generic[Model]):
         self.end: str | None = None
         self.notes: list[str] = []
         self._first_step = int(state.step)
-        self._pending: list[Pending] = []
+        self._pending: list[_Pending] = []
         self.num_unread = 0
         self._num_logged = 0
 
     @property
     def state(self) -> TrainState[Model]:
-        return self._stepper.state
+        if self._state is None:
+            assert self._leaves is not None
+            state: TrainState[Model] = self._structure.merge(self._leaves)
+            self._state = state
+            return state
+        return self._state
 
     @state.setter
     def state(self, state: TrainState[Model]) -> None:
         check_state(state, "run.state")
         check_not_deleted(state, "state", "run.state")
-        self._stepper.state = state
+        self._state, self._leaves = state, None
         # The new state has its own step, `state.step`.
         self._first_step = int(state.step) - len(self.history)
 
@@ -101,18 +162,92 @@ class Run(Generic[Model]):
     def tell_checkpoint(self, folder: pathlib.Path) -> None:
         """Reports a completed checkpoint to all callbacks."""
         self.checkpoint = folder
-        for callback in self.callbacks:
-            callback.on_checkpoint(self)
+        self.call_hook("on_checkpoint")
 
     # --- methods that only the loop calls ---
 
+    def call_hook(self, hook: str) -> None:
+        """Calls a hook of every callback."""
+        for callback in self.callbacks:
+            getattr(callback, hook)(self)
+
     def advance(self, step: Step, batches: Stack, steps_per_call: int) -> Any:
         """Makes one step for each batch. Returns an array that is ready after the last step."""
-        pending = self._stepper.advance(step, batches, steps_per_call)
-        self._pending.append(pending)
-        self.num_unread += pending.count
-        self.steps += pending.count
-        return pending.losses
+        # Below, the call of the step and the assignment of its outputs are one statement, so that
+        # an interrupt leaves a consistent state.
+        is_first, self._step = self._step is None, step
+        if steps_per_call == 1 and not (self._takes_arrays and isinstance(step, JitFunction)):
+            # The step gets the state itself, because a step that is not compiled may do anything
+            # with the state.
+            self._state, self._leaves = self.state, None
+            self._state, losses, aux = read_returned(step(self._state, batches.first))
+            were_refused = None if self._counts_steps else was_refused(self._state)
+        else:
+            if is_first and (paths := paths_without_numbers(batches.first, "batch")):
+                raise TypeError(f"fit expected batches of numbers; got {listed(paths)}.")
+            leaves = self._opened()
+            call = self._call(step, steps_per_call)
+            try:
+                self._leaves, losses, were_refused, aux = call(leaves, batches)
+            except StateChanged:
+                # The exception was raised while tracing, so nothing was donated.
+                if steps_per_call > 1:
+                    raise
+                self._takes_arrays = False
+                return self.advance(step, batches, steps_per_call)
+            except EqxlikeRuntimeError as error:
+                if getattr(error, "__notes__", ()):
+                    # Replace the note. It names arrays by their index in `leaves`, which a user
+                    # does not know.
+                    error.__notes__ = [_DONATED]
+                raise
+            except (ValueError, jax.errors.JaxRuntimeError) as error:
+                # JAX raises this error, for example, if a batch contains an array of the state.
+                # Notes name arrays by their index in `leaves`. Replace the indices by paths.
+                arrays = [
+                    f"state{jtu.keystr(path)}"
+                    for path, leaf in jtu.tree_leaves_with_path(self._structure.merge(leaves))
+                    if is_array(leaf)
+                ]
+                name = functools.partial(
+                    re.sub, r"\bleaves\[(\d+)\]", lambda at: arrays[int(at[1])]
+                )
+                error.__notes__ = [*map(name, getattr(error, "__notes__", ()))]
+                raise
+        self._pending.append(_Pending(losses, were_refused, aux, batches.count))
+        self.num_unread += batches.count
+        self.steps += batches.count
+        return losses
+
+    def _opened(self) -> Leaves:
+        """Returns the arrays of the state, and drops the state. `self.state` builds the state
+        again.
+        """
+        if self._leaves is None:
+            self._leaves, structure = flatten_state(self._state)
+            if structure != self._structure:
+                self._structure = structure
+                self._calls.clear()
+        self._state = None
+        return self._leaves
+
+    def _call(self, step: Step, steps_per_call: int) -> _Call:
+        call = self._calls.get(steps_per_call)
+        if call is None:
+            own, rest = flatten(step, by_identity=True)
+            # Do not donate if JAX runs a program again with the same arguments to find a NaN.
+            donates = not (jax.config.jax_debug_nans or jax.config.jax_debug_infs)  # pyright: ignore
+            if steps_per_call == 1:
+                program = single_step(rest, self._structure, donates)
+                call = lambda leaves, batches: program(own, leaves, batches.first)  # noqa: E731
+            else:
+                # Do not use the cache of `many_steps` for a plain function, because closed-over
+                # variables of the function may have changed since the last run.
+                is_plain = not isinstance(step, JitFunction)
+                make = many_steps.__wrapped__ if is_plain else many_steps
+                call = functools.partial(make(rest, self._structure, donates, steps_per_call), own)
+            self._calls[steps_per_call] = call
+        return call
 
     def read(self) -> None:
         """Waits for the losses on the device. Sets `divergence` if a step was bad, that is, if its
@@ -122,26 +257,35 @@ class Run(Generic[Model]):
         """
         if not self._pending:
             return
-        losses, num_good, were_skipped = self._stepper.read_losses(self._pending, self._good_step)
-        rows = jax.device_get([calls.aux for calls in self._pending])
-        counts = [calls.count for calls in self._pending]
-        # Clear the list only now, so that no losses are lost if Ctrl-C interrupts the wait.
-        self._pending, self.num_unread = [], 0
-        # If `num_good` is `None`, no step refused its update. Steps may have no check, so a loss
-        # that is not finite also shows a bad step.
-        is_kept = num_good is not None
-        if num_good is None:
+        pending, state = self._pending, self.state
+        losses = _as_list(pending, _fetched([calls.losses for calls in pending]))
+        rows = jax.device_get([calls.aux for calls in pending])
+        were_skipped = [False] * len(losses)
+        num_good, skips = int(state.step) - self._good_step, may_skip(state)
+        # With `check_finite="skip"`, a refused step still increments `step`.
+        is_kept = bool(state.is_halted) and num_good < len(losses)
+        if (is_kept or skips) and not self._counts_steps:
+            flags = jax.device_get([calls.were_refused for calls in pending])
+            were_skipped = [*map(bool, _as_list(pending, flags))]
+            # A step that is not made by `make_step` might not increment `step`. So use the flags
+            # too.
+            num_good = max(num_good, [*were_skipped, True].index(True))
+        if not is_kept:
+            self._counts_steps = num_good == len(losses) and not skips
+            # Steps may have no check, so a loss that is not finite also shows a bad step.
             are_bad = [
                 not math.isfinite(loss) and not was_skipped
                 for loss, was_skipped in zip(losses, were_skipped, strict=True)
             ]
             num_good = [*are_bad, True].index(True)
+        # Clear the list only now, so that no losses are lost if Ctrl-C interrupts the wait.
+        self._pending, self.num_unread = [], 0
         before = len(self.history)
         self.skipped += [before + place for place in range(num_good) if were_skipped[place]]
         self.history += losses[:num_good]
         steps = iter(were_skipped[:num_good])
-        for count, row in zip(counts, rows, strict=True):
-            are_kept = [not was_skipped for was_skipped in itertools.islice(steps, count)]
+        for calls, row in zip(pending, rows, strict=True):
+            are_kept = [not was_skipped for was_skipped in itertools.islice(steps, calls.count)]
             for name, values in row.items():
                 kept = itertools.compress(np.ravel(values).tolist(), are_kept)
                 self._aux_since_log.setdefault(name, []).extend(kept)
@@ -149,7 +293,7 @@ class Run(Generic[Model]):
         # After an interrupt, the loss of the last good step may be missing.
         if num_good < len(losses):
             self.divergence = self._describe(losses[num_good], is_kept)
-        elif not self._stepper.is_finite(of_any_step=False):
+        elif checks_gradients(self._step) and not self._is_finite():
             self.divergence = _not_finite(f"after step {self._good_step}")
         # In a sequence of successive indices, such as 7, 8, 9, the index minus its place in the
         # list is constant.
@@ -176,6 +320,12 @@ class Run(Generic[Model]):
         """The number of the last good step whose loss was read."""
         return self._first_step + len(self.history)
 
+    def _is_finite(self) -> bool:
+        leaves, structure = self._leaves, self._structure
+        if leaves is None:
+            leaves, structure = flatten_state(self.state)
+        return bool(_is_finite_of(structure)(leaves))
+
     def _describe(self, loss: float, is_kept: bool) -> str:
         """Describes the bad step. `is_kept` is true if the bad step refused its update."""
         step = self._good_step + 1
@@ -191,7 +341,7 @@ class Run(Generic[Model]):
             what = f"{array} became NaN or infinite in step {step}, at a loss of {loss:.6g}"
         else:
             what = f"The loss was {loss} in step {step}"
-        if not self._stepper.is_finite(of_any_step=True):
+        if not self._is_finite():
             return f"{what}. {_not_finite(f'after step {step - 1}')}"
         return f"{what}; the state is the one after step {step - 1}."
 
@@ -202,3 +352,37 @@ def _not_finite(when: str) -> str:
         "parameter or an array of its own state NaN or infinite. A step of `make_step(..., "
         'check_finite="state")` keeps the state before such an update.'
     )
+
+
+# This uses `jax.jit`, because retrace reports of `filter_jit` would show a trace for each
+# structure.
+@functools.lru_cache(maxsize=8)
+def _is_finite_of(structure: StateStructure) -> Callable[[Leaves], Array]:
+    return jax.jit(lambda leaves: is_finite_state(structure.merge(leaves)))
+
+
+_stacked = jax.jit(jnp.stack)
+
+
+def _fetched(losses: list[Any]) -> list[Any]:
+    """Fetches the losses of all calls from the device."""
+    if len(losses) > 256 or any(np.ndim(loss) for loss in losses):
+        return jax.device_get(losses)
+    # Fetch all numbers as one array, which takes as long as fetching one number. Pad it to a
+    # multiple of 32, so that most calls share a compiled program.
+    found = jax.device_get(_stacked([*losses, *losses[-1:] * (-len(losses) % 32)]))
+    return found[: len(losses)]
+
+
+def _as_list(pending: Sequence[_Pending], values: Sequence[Any]) -> list[float]:
+    """Converts the values of all calls to a list with one number for each step.
+
+    The value of a call is one number, or an array whose first `count` entries are the numbers.
+    """
+    numbers: list[float] = []
+    for call, value in zip(pending, values, strict=True):
+        if np.ndim(value) == 0:
+            numbers.append(float(value))
+        else:
+            numbers += value[: call.count].tolist()
+    return numbers

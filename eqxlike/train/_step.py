@@ -62,7 +62,8 @@ StepWithAux = Callable[[TrainState[Model], Batch], tuple[TrainState[Model], Floa
 
 @overload
 def make_step(
-    loss: Callable[[Model, Batch, PRNGKeyArray], ArrayLike],
+    loss: Callable[[Model, Batch, PRNGKeyArray], ArrayLike]
+    | Callable[[Model, ModelState, Batch, PRNGKeyArray], tuple[ArrayLike, ModelState]],
     optimiser: optax.GradientTransformation,
     *,
     has_aux: Literal[False] = False,
@@ -71,27 +72,8 @@ def make_step(
 ) -> Step[Model, Batch]: ...
 @overload
 def make_step(
-    loss: Callable[[Model, ModelState, Batch, PRNGKeyArray], tuple[ArrayLike, ModelState]],
-    optimiser: optax.GradientTransformation,
-    *,
-    has_aux: Literal[False] = False,
-    check_finite: CheckFinite = True,
-    sharding: Sharding | None = None,
-) -> Step[Model, Batch]: ...
-@overload
-def make_step(
-    loss: Callable[[Model, Batch, PRNGKeyArray], tuple[ArrayLike, Aux]],
-    optimiser: optax.GradientTransformation,
-    *,
-    has_aux: Literal[True],
-    check_finite: CheckFinite = True,
-    sharding: Sharding | None = None,
-) -> StepWithAux[Model, Batch, Aux]: ...
-@overload
-def make_step(
-    loss: Callable[
-        [Model, ModelState, Batch, PRNGKeyArray], tuple[ArrayLike, tuple[ModelState, Aux]]
-    ],
+    loss: Callable[[Model, Batch, PRNGKeyArray], tuple[ArrayLike, Aux]]
+    | Callable[[Model, ModelState, Batch, PRNGKeyArray], tuple[ArrayLike, tuple[ModelState, Aux]]],
     optimiser: optax.GradientTransformation,
     *,
     has_aux: Literal[True],
