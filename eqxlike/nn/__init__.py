@@ -11,7 +11,7 @@ from ._bayesian._gaussian_layer import with_perturbation as with_perturbation
 from ._bayesian._layers import BayesianConv as BayesianConv
 from ._bayesian._layers import BayesianLinear as BayesianLinear
 from ._bayesian._layers import BayesianMLP as BayesianMLP
-from ._bayesian._parts import posterior_mean as posterior_mean
+from ._bayesian._layers import posterior_mean as posterior_mean
 from ._conv import Conv as Conv
 from ._conv import Conv1d as Conv1d
 from ._conv import Conv2d as Conv2d

@@ -15,8 +15,8 @@ from scipy import stats
 import eqxlike as eqx
 from eqxlike import ad, bayes, nn
 from eqxlike._pytree import fingerprint
-from eqxlike.bayes._inference._fitted import fitted_from
-from eqxlike.bayes._inference._method import Chains
+from eqxlike.bayes._fitted import fitted_from
+from eqxlike.bayes._method import Chains
 from eqxlike.bayes._methods._descent import Optimised
 
 X = np.linspace(-1.0, 1.0, 12, dtype=np.float32).reshape(6, 2)
@@ -237,7 +237,7 @@ def test_infer_refuses_jit_and_wrong_modes_and_keys():
 
 
 def test_missing_directory_is_an_error_before_anything_runs(tmp_path, monkeypatch):
-    monkeypatch.setattr("eqxlike.bayes._inference._infer.start", pytest.fail)
+    monkeypatch.setattr("eqxlike.bayes._infer.start", pytest.fail)
     with pytest.raises(
         FileNotFoundError, match=r"infer: checkpoint is .*, but the directory .* does not exist"
     ):

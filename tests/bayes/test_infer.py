@@ -18,7 +18,7 @@ from scipy.special import logsumexp
 
 import eqxlike as eqx
 from eqxlike import ad, bayes, nn
-from eqxlike.bayes._inference import _infer
+from eqxlike.bayes import _infer
 from eqxlike.bayes._libraries import as_libraries_compute
 from tests.bayes.methods.cases import X, Y
 
@@ -83,7 +83,7 @@ def stop_after(monkeypatch, num_calls, ctrl_c):
 
 def test_interrupted_run_resumes_with_the_same_numbers(tmp_path, monkeypatch, ctrl_c):
     """Interrupts during the warm-up, at its end and later. Calls make 1, 2, 4, ... steps."""
-    monkeypatch.setattr("eqxlike.bayes._inference._infer._CALL_S", 1e6)
+    monkeypatch.setattr("eqxlike.bayes._infer._CALL_S", 1e6)
     path, tuned = tmp_path / "run", {}
     method = bayes.HMC(num_samples=8, num_warmup=10, chains=2, trajectory_steps=1)
     for num_calls, step in [(3, 7), (2, 10), (2, 13)]:
@@ -150,7 +150,7 @@ def test_finished_run_is_read_from_its_file_and_extended(tmp_path, monkeypatch):
 
 def test_draws_do_not_depend_on_the_number_of_steps_in_a_call(monkeypatch):
     expected = draws(uninterrupted())
-    monkeypatch.setattr("eqxlike.bayes._inference._infer._CALL_S", 1e-9)
+    monkeypatch.setattr("eqxlike.bayes._infer._CALL_S", 1e-9)
     np.testing.assert_array_equal(draws(run()), expected)
 
 
@@ -170,7 +170,7 @@ def test_calls_of_many_chains_that_wait_for_each_other_are_longer(
     """With a fake clock, each call takes 0.5 s, the target for few chains."""
     clock = itertools.count(step=0.5)
     fake = types.SimpleNamespace(perf_counter=lambda: next(clock))
-    monkeypatch.setattr("eqxlike.bayes._inference._infer.time", fake)
+    monkeypatch.setattr("eqxlike.bayes._infer.time", fake)
     found, problem = [], bayes.Problem(small_target())
     method = kind(num_samples=4, num_warmup=0, thin=1, chains=chains, descent_steps=0)
     begun = _infer.start(method, problem, jr.key(0))

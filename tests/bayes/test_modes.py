@@ -12,7 +12,7 @@ import pytest
 
 import eqxlike as eqx
 from eqxlike import bayes, nn
-from eqxlike.bayes._inference import _infer
+from eqxlike.bayes import _infer
 from tests.bayes.methods.cases import LINEAR, X, Y, as_vectors, run
 
 pytestmark = pytest.mark.usefixtures("double_precision")

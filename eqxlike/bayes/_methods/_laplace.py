@@ -15,11 +15,13 @@ from jaxtyping import Array, Float, PRNGKeyArray, Shaped
 from ... import Module
 from ..._check_numbers import positive_number
 from ...extend import Which, path_matches
-from .._inference._method import Draws, Problem, Record, Step
 from .._likelihoods import Bernoulli, Categorical, Gaussian
+from .._method import Draws, Problem, Record, Step
 from .._posterior import Unknowns
 from ._curvature import (
+    AroundMode,
     Normal,
+    Part,
     dense_normal,
     dense_size,
     diagonal_curvature,
@@ -27,17 +29,20 @@ from ._curvature import (
     kronecker_curvature,
     kronecker_size,
     outputs_and_covariance,
+    parts_of,
+    positive_root,
 )
 from ._descent import Descent, Optimised
-from ._gauss_newton import AroundMode, Part, parts_of, positive_root
-from ._leave_one_out import Width, standard_noise, width_for
-from ._prior_scales import (
+from ._laplace_choices import (
     MAX_BYTES,
     MAX_FULL,
+    Width,
     name_of,
     retuned,
     scales,
+    standard_noise,
     untuned,
+    width_for,
     with_factors,
 )
 

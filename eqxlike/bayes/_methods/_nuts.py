@@ -22,8 +22,8 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, UInt
 
 from ..._check_numbers import whole_number
 from ...nn._parameters import threefry
-from .._inference._method import Problem, Step
-from ._hamiltonian import Hamiltonian, HamiltonianState
+from .._method import Problem, Step
+from ._markov_chains import Hamiltonian, HamiltonianState
 
 
 class NUTS(Hamiltonian):

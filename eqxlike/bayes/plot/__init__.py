@@ -8,10 +8,10 @@ pyplot does not manage a new figure: save the figure by `axes.figure.savefig("fi
 import typing as _typing
 
 from ..._names import former_names as _former_names
-from ._bands import bands as bands
-from ._calibration import coverage as coverage
-from ._calibration import reliability as reliability
-from ._calibration import sbc_ranks as sbc_ranks
+from ._plot import bands as bands
+from ._plot import coverage as coverage
+from ._plot import reliability as reliability
+from ._plot import sbc_ranks as sbc_ranks
 
 if not _typing.TYPE_CHECKING:
     __getattr__ = _former_names(__name__)

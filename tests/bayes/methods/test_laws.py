@@ -15,7 +15,7 @@ from scipy import stats
 
 import eqxlike as eqx
 from eqxlike import bayes, nn
-from eqxlike.bayes._inference._fitted import fitted_from
+from eqxlike.bayes._fitted import fitted_from
 from tests.bayes.methods.cases import (
     DROPOUT_RATE,
     LINEAR,

@@ -11,7 +11,7 @@ import pytest
 from scipy import stats
 
 from eqxlike import bayes
-from eqxlike.bayes._methods._hamiltonian import HamiltonianState
+from eqxlike.bayes._methods._markov_chains import HamiltonianState
 from eqxlike.bayes._methods._nuts import _random_numbers
 from eqxlike.nn._parameters import threefry
 from tests.bayes.methods.cases import run

@@ -13,8 +13,8 @@ from scipy import stats
 
 import eqxlike as eqx
 from eqxlike import bayes, nn
-from eqxlike.bayes._inference._fitted import fitted_from
-from eqxlike.bayes._inference._method import Chains
+from eqxlike.bayes._fitted import fitted_from
+from eqxlike.bayes._method import Chains
 from eqxlike.bayes._methods._descent import Optimised
 from eqxlike.bayes._methods._markov_chains import StochasticState
 from tests.bayes.methods.cases import LINEAR, LinearModel, Rate, X, Y, check_moments, run

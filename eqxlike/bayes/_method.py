@@ -12,9 +12,9 @@ import jax.tree_util as jtu
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray, Shaped
 
-from ... import Module, field, filter_jit
-from ...ad import Mode, differentiate_with
-from .._posterior import Data, Posterior, Unknowns
+from .. import Module, field, filter_jit
+from ..ad import Mode, differentiate_with
+from ._posterior import Data, Posterior, Unknowns
 
 # --- The unknowns of a posterior as one vector in linked space ---
 

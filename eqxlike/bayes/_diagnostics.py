@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from ... import Module
+from .. import Module
 
 Draws = Float[np.ndarray, "c n *shape"]
 

@@ -20,17 +20,22 @@ import numpy as np
 from jax.sharding import AxisType, PartitionSpec
 from jaxtyping import Array, Int, PRNGKeyArray
 
-from ... import filter_eval_shape, filter_jit, tree_at
-from ..._check_numbers import hint_to_call, positive_number, whole_number
-from ..._compat import Tracer
-from ..._dtypes import is_key
-from ..._runs import delayed_interrupt, run_progress
-from ..._traceback import stacklevel_of_user
-from ...ad import Mode
-from .._libraries import ONCE_AND_BRIEFLY, as_libraries_compute
-from .._posterior import Data, Posterior, struct_of_example
-from ._files import read_chains, read_key, write_chains
-from ._fitted import FittedPosterior, fitted_from, with_predictive
+from .. import filter_eval_shape, filter_jit, tree_at
+from .._check_numbers import hint_to_call, positive_number, whole_number
+from .._compat import Tracer
+from .._dtypes import is_key
+from .._runs import delayed_interrupt, run_progress
+from .._traceback import stacklevel_of_user
+from ..ad import Mode
+from ._fitted import (
+    FittedPosterior,
+    fitted_from,
+    read_chains,
+    read_key,
+    with_predictive,
+    write_chains,
+)
+from ._libraries import ONCE_AND_BRIEFLY, as_libraries_compute
 from ._method import (
     Chains,
     Method,
@@ -40,6 +45,7 @@ from ._method import (
     with_plain_numbers,
     without_weak_types,
 )
+from ._posterior import Data, Posterior, struct_of_example
 
 ChainMethod = Literal["vectorized", "sequential", "parallel"]
 """How chains run, in NumPyro's terms."""
