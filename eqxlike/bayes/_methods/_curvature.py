@@ -243,11 +243,7 @@ def sum_over_features(around: AroundMode) -> tuple[Float[Array, "f f C C"], Floa
     return _sum_over_data(around, of_example, of_block)
 
 
-def _sum_over_data(
-    around: AroundMode,
-    of_example: Callable[[Any, Any], Any],
-    of_block: Callable[[Any, Float[Array, " b"]], Any],
-) -> Any:
+def _sum_over_data(around: AroundMode, of_example: Callable, of_block: Callable) -> Any:
     """Sums over the data in blocks, so that memory does not grow with the number of examples.
 
     **Arguments:**
@@ -269,10 +265,7 @@ def _sum_over_data(
 
     structs = jax.eval_shape(of_example, *jtu.tree_map(lambda leaf: leaf[0], data))
     size = block_size(2 * sum(each.dtype.itemsize * each.size for each in structs), num)
-    zero = jtu.tree_map(
-        lambda struct: jnp.zeros(struct.shape, struct.dtype),
-        jax.eval_shape(from_first, jnp.asarray(0)),
-    )
+    zero = jtu.tree_map(jnp.zeros_like, jax.eval_shape(from_first, jnp.asarray(0)))
 
     def add(total: Any, first: Array) -> tuple[Any, None]:
         return jtu.tree_map(jnp.add, total, from_first(first)), None
@@ -354,8 +347,11 @@ def prior_hessian(around: AroundMode, place: slice) -> Float[Array, "n n"]:
 
 def prior_diagonal(around: AroundMode, part: Part) -> Float[Array, " n"]:
     """The diagonal of the Hessian of the negative log prior for one array."""
-    place = around.place_of(part)
-    if not _is_elementwise(around, part):
+    place, is_diagonal = around.place_of(part), part.size == 1
+    if part.kind == "model":
+        priors = around.problem.target.parameter_priors(around.problem.unknowns(around.mode))
+        is_diagonal = priors[part.path].event_shape == ()
+    if not is_diagonal:
         return jnp.diagonal(prior_hessian(around, place))
     return _product(around, jnp.zeros_like(around.centre).at[place].set(1))[place]
 
@@ -363,14 +359,6 @@ def prior_diagonal(around: AroundMode, part: Part) -> Float[Array, " n"]:
 def _product(around: AroundMode, vector: Float[Array, " k"]) -> Float[Array, " k"]:
     gradient = jax.grad(around.negative_log_prior)
     return jax.jvp(gradient, (around.centre,), (vector,))[1]
-
-
-def _is_elementwise(around: AroundMode, part: Part) -> bool:
-    """Whether the prior of an array has independent entries. Its Hessian is then diagonal."""
-    if part.kind != "model":
-        return part.size == 1
-    priors = around.problem.target.parameter_priors(around.problem.unknowns(around.mode))
-    return priors[part.path].event_shape == ()
 
 
 # --- Dense curvature, with all correlations ---
@@ -437,11 +425,6 @@ def dense_normal(around: AroundMode) -> DenseNormal:
     return DenseNormal(solve_triangular(positive_cholesky(matrix), identity, lower=True))
 
 
-def dense_size(parts: tuple[Part, ...]) -> int:
-    """Number of entries that `dense_curvature` stores."""
-    return sum(part.size for part in parts) ** 2
-
-
 # --- Block-diagonal curvature: one block per array, stored as eigenvectors and eigenvalues ---
 
 
@@ -480,7 +463,10 @@ class Block(Module):
 
 
 class RotatedNormal(Module):
-    """A normal distribution of independent arrays. It has the same methods as `DenseNormal`."""
+    """A normal distribution of independent arrays. It has the same methods as `DenseNormal`.
+
+    - `blocks`: the precision, in the order of the vector.
+    """
 
     blocks: tuple[Block, ...]
 
@@ -492,14 +478,18 @@ class RotatedNormal(Module):
         def of_one(block: Block, noise: Array) -> Array:
             return block.rotated(noise.reshape(-1, *block.values.shape) / block.root, back=True)
 
-        return self._by_blocks(noise, of_one)
+        return self._by_blocks(of_one, noise)
 
     def covariance_of(self, rows: Float[Array, "r k"]) -> Float[Array, "r r"]:
-        rows = self._by_blocks(rows, lambda block, own: block.rotated(own, back=False) / block.root)
+        rows = self._by_blocks(lambda block, own: block.rotated(own, back=False) / block.root, rows)
         return rows @ rows.T
 
     def times(self, width: Float[Array, ""]) -> "RotatedNormal":
-        return RotatedNormal(tuple(Block(each.values / width, each.bases) for each in self.blocks))
+        return self._with_values(lambda values: values / width)
+
+    def positive(self) -> "RotatedNormal":
+        """The precision made positive definite. The curvature at a mode may be indefinite."""
+        return self._with_values(positive)
 
     def without(self, rows: Float[Array, "r k"]) -> "RotatedNormal":
         """Subtracts the outer products of rows from the precision.
@@ -507,17 +497,30 @@ class RotatedNormal(Module):
         Only the diagonal of the outer products in the eigenbases is subtracted, so that the
         precision stays diagonal in the eigenbases.
         """
-        squares = self._by_blocks(rows, lambda block, own: block.rotated(own, back=False) ** 2)
         blocks = []
-        for block, own in _split(self.blocks, jnp.sum(squares, axis=0)):
-            values = block.values - own.reshape(block.values.shape)
+        for block, own in self._split(rows):
+            values = block.values - jnp.sum(block.rotated(own, back=False) ** 2, axis=0)
             blocks.append(Block(jnp.maximum(values, 1e-6 * block.values), block.bases))
         return RotatedNormal(tuple(blocks))
 
-    def _by_blocks(self, numbers: Float[Array, "r k"], of_one) -> Float[Array, "r k"]:
-        split = _split(self.blocks, numbers)
-        results = [of_one(block, own).reshape(-1, block.values.size) for block, own in split]
+    def rotated(self, vector: Float[Array, " k"], *, back: bool) -> Float[Array, " k"]:
+        """Transforms the vector to the eigenbases, or back from them if `back=True`."""
+        return self._by_blocks(lambda block, own: block.rotated(own, back=back), vector[None])[0]
+
+    def _with_values(self, function: Callable[[Array], Array]) -> "RotatedNormal":
+        blocks = (Block(function(each.values), each.bases) for each in self.blocks)
+        return RotatedNormal(tuple(blocks))
+
+    def _by_blocks(
+        self, of_one: Callable[[Block, Array], Array], rows: Float[Array, "r k"]
+    ) -> Float[Array, "r k"]:
+        results = [of_one(*pair).reshape(len(rows), -1) for pair in self._split(rows)]
         return jnp.concatenate(results, axis=1)
+
+    def _split(self, rows: Float[Array, "r k"]) -> Iterator[tuple[Block, Any]]:
+        """Each block, with the columns of `rows` that belong to it."""
+        stops = np.cumsum([block.values.size for block in self.blocks])[:-1]
+        return zip(self.blocks, jnp.split(rows, stops, axis=1), strict=True)
 
 
 Normal = DenseNormal | RotatedNormal
@@ -547,52 +550,22 @@ def outputs_and_covariance(
     return outputs, jax.lax.cond(is_whole, of_features, of_rows)
 
 
-class RotatedCurvature(Module):
-    """The blocks of the Hessian, in the order of the vector. Eigenvalues may be negative."""
-
-    blocks: tuple[Block, ...]
-
-    def normal(self) -> RotatedNormal:
-        """The normal distribution whose precision is the Hessian, made positive definite."""
-        return RotatedNormal(
-            tuple(Block(positive(each.values), each.bases) for each in self.blocks)
-        )
-
-    def rotated(self, numbers: Float[Array, " k"], *, back: bool) -> Float[Array, " k"]:
-        """Transforms the vector to the eigenbases, or back from them if `back=True`."""
-        split = _split(self.blocks, numbers)
-        return jnp.concatenate(
-            [block.rotated(own[None], back=back).reshape(-1) for block, own in split]
-        )
-
-
-def _split(blocks: tuple[Block, ...], numbers: Float[Array, "*r k"]) -> Iterator[tuple[Block, Any]]:
-    """Each block, with the part of `numbers` that belongs to it."""
-    stops = np.cumsum([block.values.size for block in blocks])[:-1]
-    return zip(blocks, jnp.split(numbers, stops, axis=-1), strict=True)
-
-
 # --- Diagonal curvature ---
 
 
-def diagonal_curvature(around: AroundMode) -> RotatedCurvature:
-    """The diagonal of the Hessian.
+def diagonal_curvature(around: AroundMode) -> RotatedNormal:
+    """The diagonal of the Hessian, which may have negative entries.
 
     The inverse of an entry is the variance of an unknown, conditional on all other unknowns.
     """
     diagonal, columns = sum_over_rows(around, lambda rows: jnp.sum(rows**2, axis=0))
     own = around.place("likelihood")
     diagonal = diagonal.at[own].set(jnp.diagonal(columns[own]))
-    blocks = []
-    for part in around.parts:
-        values = diagonal[around.place_of(part)] + prior_diagonal(around, part)
-        blocks.append(Block(values, ()))
-    return RotatedCurvature(tuple(blocks))
-
-
-def diagonal_size(parts: tuple[Part, ...]) -> int:
-    """Number of entries that `diagonal_curvature` stores."""
-    return sum(part.size for part in parts)
+    blocks = (
+        Block(diagonal[around.place_of(part)] + prior_diagonal(around, part), ())
+        for part in around.parts
+    )
+    return RotatedNormal(tuple(blocks))
 
 
 # --- Kronecker-factored curvature ---
@@ -608,15 +581,10 @@ def diagonal_size(parts: tuple[Part, ...]) -> int:
 # Networks".
 
 
-_POWER_ITERATIONS = 6
-
-Factors = tuple[Float[Array, "a a"], Float[Array, "b b"]]
-
-
-def kronecker_curvature(
-    around: AroundMode, power_iterations: int = _POWER_ITERATIONS
-) -> RotatedCurvature:
+def kronecker_curvature(around: AroundMode, power_iterations: int = 6) -> RotatedNormal:
     """One block per array: Kronecker-factored for matrices, dense for other arrays.
+
+    Eigenvalues may be negative.
 
     **Arguments:**
 
@@ -627,12 +595,12 @@ def kronecker_curvature(
 
     def of_rows(rows: Array) -> list[Array]:
         terms = []
-        for part, basis in zip(around.parts, bases, strict=True):
+        for part in around.parts:
             own = rows[:, around.place_of(part)]
-            if basis is None:
+            if part not in bases:
                 terms.append(own.T @ own)
             else:
-                left, right = basis
+                left, right = bases[part]
                 own = own.reshape(-1, left.shape[0], right.shape[0])
                 rotated = jnp.einsum("ia,rij,jb->rab", left, own, right, optimize=True)
                 terms.append(jnp.sum(rotated**2, axis=0))
@@ -641,8 +609,8 @@ def kronecker_curvature(
     sums, columns = sum_over_rows(around, of_rows)
     first = around.place("likelihood").start
     blocks = []
-    for part, basis, total in zip(around.parts, bases, sums, strict=True):
-        if basis is None:
+    for part, total in zip(around.parts, sums, strict=True):
+        if part not in bases:
             place = around.place_of(part)
             if part.kind == "likelihood":
                 total = columns[place, place.start - first : place.stop - first]
@@ -651,23 +619,19 @@ def kronecker_curvature(
         else:
             # If the prior precision varies within the array, the prior precision is not diagonal in
             # these bases. Only its diagonal is kept.
-            block = Block(total, basis)
-            blocks.append(Block(total + block.diagonal_of(prior_diagonal(around, part)), basis))
-    return RotatedCurvature(tuple(blocks))
+            prior = Block(total, bases[part]).diagonal_of(prior_diagonal(around, part))
+            blocks.append(Block(total + prior, bases[part]))
+    return RotatedNormal(tuple(blocks))
 
 
-def _bases(around: AroundMode, power_iterations: int) -> list[Factors | None]:
-    """The eigenvectors of the two Kronecker factors of each matrix; `None` for other arrays."""
-    shapes = [_matrix_shape(part) for part in around.parts]
+def _bases(around: AroundMode, power_iterations: int) -> dict[Part, tuple[Array, Array]]:
+    """The eigenvectors of the two Kronecker factors of each matrix."""
+    shapes = {part: shape for part in around.parts if (shape := _matrix_shape(part))}
 
     def of_rows(rows: Array, factors: Any) -> Any:
         products = []
-        for part, shape, pair in zip(around.parts, shapes, factors, strict=True):
-            if shape is None:
-                products.append(None)
-                continue
+        for (part, shape), (left, right) in zip(shapes.items(), factors, strict=True):
             own = rows[:, around.place_of(part)].reshape(-1, *shape)
-            left, right = pair
             new_left = jnp.einsum("rab,bc,rdc->ad", own, right, own, optimize=True)
             new_right = jnp.einsum("rab,ad,rdc->bc", own, left, own, optimize=True)
             products.append((new_left, new_right))
@@ -678,13 +642,12 @@ def _bases(around: AroundMode, power_iterations: int) -> list[Factors | None]:
         return jtu.tree_map(_normalised, sums)
 
     factors = [
-        None
-        if shape is None
-        else tuple(jnp.eye(size, dtype=around.mode.dtype) / size for size in shape)
-        for shape in shapes
+        tuple(jnp.eye(size, dtype=around.mode.dtype) / size for size in shape)
+        for shape in shapes.values()
     ]
     factors = jax.lax.fori_loop(0, power_iterations, iterate, factors)
-    return jtu.tree_map(lambda factor: jnp.linalg.eigh(factor)[1], factors)
+    bases = jtu.tree_map(lambda factor: jnp.linalg.eigh(factor)[1], factors)
+    return dict(zip(shapes, bases, strict=True))
 
 
 def _normalised(factor: Float[Array, "n n"]) -> Float[Array, "n n"]:

@@ -23,9 +23,7 @@ from ._curvature import (
     Normal,
     Part,
     dense_normal,
-    dense_size,
     diagonal_curvature,
-    diagonal_size,
     kronecker_curvature,
     kronecker_size,
     outputs_and_covariance,
@@ -49,13 +47,11 @@ from ._laplace_choices import (
 Structure = Literal["full", "diagonal", "kronecker", "last_layer"]
 Predictive = Literal["linearised", "probit", "sampled"]
 
-_CURVATURES: dict[
-    Structure, tuple[Callable[[AroundMode], Normal], Callable[[tuple[Part, ...]], int]]
-] = {
-    "full": (dense_normal, dense_size),
-    "last_layer": (dense_normal, dense_size),
-    "kronecker": (lambda around: kronecker_curvature(around).normal(), kronecker_size),
-    "diagonal": (lambda around: diagonal_curvature(around).normal(), diagonal_size),
+_NORMALS: dict[Structure, Callable[[AroundMode], Normal]] = {
+    "full": dense_normal,
+    "last_layer": dense_normal,
+    "kronecker": lambda around: kronecker_curvature(around).positive(),
+    "diagonal": lambda around: diagonal_curvature(around).positive(),
 }
 # Additional steps for tuning the prior, as a fraction of `steps`, and the number of tunings.
 _TUNING_FRACTION, _NUM_TUNINGS = 0.5, 5
@@ -207,9 +203,9 @@ class Laplace(Descent):
     def _check_size(self, problem: Problem) -> None:
         chosen = self.structure_for(problem)
         sizes = {
-            structure: size(self._parts(problem, structure))
-            for structure, (_, size) in _CURVATURES.items()
-            if structure == chosen or structure != "last_layer"
+            structure: _num_stored(structure, self._parts(problem, structure))
+            for structure in _NORMALS
+            if structure in (chosen, "full", "kronecker", "diagonal")
         }
         item = jnp.dtype(problem.dtype).itemsize
         if sizes[chosen] * item <= MAX_BYTES:
@@ -272,7 +268,7 @@ class Laplace(Descent):
             (mode, log_factors, _), change = state.best, state.change
             problem = with_factors(problem, log_factors)
         around = self._around(problem, mode)
-        normal = _CURVATURES[self.structure_for(problem)][0](around)
+        normal = _NORMALS[self.structure_for(problem)](around)
         log_joint = around.log_likelihood() - around.negative_log_prior(around.centre)
         log_volume = around.centre.size * math.log(2 * math.pi) - normal.log_det_precision
         width = width_for(around, normal, self.width, key)
@@ -384,3 +380,11 @@ class Laplace(Descent):
                 f"{', '.join(part.path for part in parameters)}."
             )
         return (*varying, *(part for part in parts if part.kind != "model"))
+
+
+def _num_stored(structure: Structure, parts: tuple[Part, ...]) -> int:
+    """How many numbers the curvature consists of."""
+    if structure == "kronecker":
+        return kronecker_size(parts)
+    size = sum(part.size for part in parts)
+    return size if structure == "diagonal" else size**2

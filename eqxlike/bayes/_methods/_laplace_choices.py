@@ -200,7 +200,7 @@ def _proposed(
     else:
         is_small = kronecker_size(parts) * mode.dtype.itemsize <= MAX_BYTES
         curvature = kronecker_curvature(given, 1) if is_small else diagonal_curvature(given)
-        log_det = curvature.normal().log_det_precision
+        log_det = curvature.positive().log_det_precision
         # If a prior has one scale per block, its precision is the same in all bases.
         values = jnp.concatenate([block.values.reshape(-1) for block in curvature.blocks])
         of_data, pull = values - precisions, values * curvature.rotated(distances, back=False)
