@@ -29,16 +29,16 @@ class _Quiet:
 _lock = threading.RLock()
 
 
-def derived_class(cls: Any, key: Hashable, make: Callable[[], type]) -> type:
-    """The subclass of `cls` for this `key`. The first time, `make` is called to make it."""
+def _derived_class(cls: Any, make: Callable[..., type], *args: Hashable) -> Any:
+    """The subclass `make(cls, *args)` of `cls`. It is made once and then reused."""
     derived = cls._eqxlike_class.derived
     with _lock:
-        if key not in derived:
-            derived[key] = make()
-        return derived[key]
+        if (make, *args) not in derived:
+            derived[make, *args] = make(cls, *args)
+        return derived[make, *args]
 
 
-def derive(cls: Any, body: dict[str, Any], traits: Traits) -> Any:
+def _derive(cls: Any, body: dict[str, Any], traits: Traits) -> Any:
     """Makes a subclass of `cls` from `body` and `traits`, with the name and docstring of `cls`."""
     namespace = {
         "__module__": cls.__module__,
@@ -94,21 +94,14 @@ def _freeze_module(module: Module, mask: Module) -> Module:
     codec: Codec = unfrozen._eqxlike_class.codec
     children, statics = codec.flatten(module)
     masks, _ = codec.flatten(mask)
-    frozen_flags = []
-    for name, child_mask in zip(codec.layout.dynamic_names, masks, strict=True):
-        flags = tuple(part is True for part in jtu.tree_leaves(child_mask, is_leaf=_is_part))
-        if any(flags):
-            frozen_flags.append((name, flags))
+    flags: FrozenFlags = tuple(
+        (name, tuple(part is True for part in jtu.tree_leaves(each, is_leaf=_is_part)))
+        for name, each in zip(codec.layout.dynamic_names, masks, strict=True)
+    )
+    flags = tuple((name, of_field) for name, of_field in flags if any(of_field))
     new = tuple(freeze_where(child, each) for child, each in zip(children, masks, strict=True))
-    new_cls: Any = _frozen_class(unfrozen, tuple(frozen_flags))
+    new_cls = _derived_class(unfrozen, _make_frozen_class, flags) if flags else unfrozen
     return new_cls._eqxlike_class.codec.unflatten(statics, new)
-
-
-def _frozen_class(cls: Any, frozen_flags: FrozenFlags) -> type:
-    """The subclass of `cls` in which these leaves are frozen. It is made once and then reused."""
-    if not frozen_flags:
-        return cls
-    return derived_class(cls, frozen_flags, lambda: _make_frozen_class(cls, frozen_flags))
 
 
 def _make_frozen_class(cls: Any, frozen_flags: FrozenFlags) -> type:
@@ -124,12 +117,12 @@ def _make_frozen_class(cls: Any, frozen_flags: FrozenFlags) -> type:
         frozen_fields=tuple(dict(frozen_flags)),
         unfrozen=cls,
     )
-    frozen = derive(cls, {"__reduce_ex__": __reduce_ex__}, traits)
+    frozen = _derive(cls, {"__reduce_ex__": __reduce_ex__}, traits)
     return frozen
 
 
 def _new_frozen(cls: type, frozen_flags: FrozenFlags) -> Any:
-    return object.__new__(_frozen_class(cls, frozen_flags))
+    return object.__new__(_derived_class(cls, _make_frozen_class, frozen_flags))
 
 
 class _Flattening:
@@ -221,7 +214,8 @@ def observe_calls(tree: Any, reporter: Callable[[tuple[Any, ...], Module], Repor
             rebuilt = _map_modules(lambda key, part: visit(part, path + key), node)
             observed[id(node)] = rebuilt
             if callable(rebuilt):
-                observed[id(node)] = new = object.__new__(_observed_class(type(rebuilt)))
+                observed_class = _derived_class(type(rebuilt), _make_observed_class)
+                observed[id(node)] = new = object.__new__(observed_class)
                 stored_fields(new).update(stored_fields(rebuilt), **{_REPORT: report})
         return observed[id(node)]
 
@@ -239,11 +233,6 @@ def _map_modules(function: Callable[[tuple[Any, ...], Module], Any], node: Any) 
 
 
 _REPORT = "_eqxlike_report"
-
-
-def _observed_class(cls: Any) -> Any:
-    """The subclass of `cls` that reports its calls. It is made once and then reused."""
-    return derived_class(cls, "observed", lambda: _make_observed_class(cls))
 
 
 def _make_observed_class(cls: Any) -> type:
@@ -267,6 +256,7 @@ def _make_observed_class(cls: Any) -> type:
     traits = cls._eqxlike_class.traits
     if traits.unfrozen is not None:
         # If the model freezes or unfreezes a Module during a call, the Module stays observed.
-        traits = dataclasses.replace(traits, unfrozen=_observed_class(traits.unfrozen))
-    observed = derive(cls, body, traits)
+        unfrozen = _derived_class(traits.unfrozen, _make_observed_class)
+        traits = dataclasses.replace(traits, unfrozen=unfrozen)
+    observed = _derive(cls, body, traits)
     return observed

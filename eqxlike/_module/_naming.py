@@ -82,8 +82,13 @@ def naming_layers(args: Sequence[Any], labels: Sequence[str], num_bound: int = 0
     - `num_bound`: the number of leading arguments that the user does not pass, such as the Module
       whose method is called. These arguments are named after their classes.
     """
-    names = [_class_name(arg, label) for arg, label in zip(args[:num_bound], labels, strict=False)]
-    token = _current.set(_Names([*zip([*names, *labels[num_bound:]], args, strict=True)]))
+    names = [*labels]
+    for place, arg in enumerate(args[:num_bound]):
+        while _is_wrapper(arg):
+            arg = arg.__wrapped__
+        if _is_layer(arg):
+            names[place] = type(arg).__name__
+    token = _current.set(_Names([*zip(names, args, strict=True)]))
     try:
         yield
     finally:
@@ -151,12 +156,6 @@ def _is_wrapper(node: Any) -> bool:
     return _is_module(node) and not type(node)._eqxlike_class.traits.is_layer
 
 
-def _class_name(arg: Any, otherwise: str) -> str:
-    while _is_wrapper(arg):
-        arg = arg.__wrapped__
-    return type(arg).__name__ if _is_layer(arg) else otherwise
-
-
 def _is_layer(node: Any) -> bool:
     return _is_module(node) and type(node)._eqxlike_class.traits.is_layer
 
@@ -166,12 +165,8 @@ class _Names:
 
     def __init__(self, arguments: Sequence[tuple[str, Any]]):
         self._arguments = arguments
-        self._running: list[_Call] = []
-
-    @functools.cached_property
-    def _roots(self) -> list[tuple[str, Any]]:
-        """The Modules in the arguments, collected when a Module is called for the first time."""
-        return [found for name, arg in self._arguments for found in modules_in(arg, name)]
+        # The first element stands for the call of the traced function itself.
+        self._running = [_Call(None, "", arguments)]
 
     @functools.cached_property
     def _paths(self) -> dict[int, tuple[weakref.ref[Any], str]]:
@@ -180,7 +175,7 @@ class _Names:
         If the reference is dead, another object may have the same `id`.
         """
         paths: dict[int, tuple[weakref.ref[Any], str]] = {}
-        for path, module in self._roots:
+        for path, module in self._running[0].inside:
             paths.setdefault(id(module), (weakref.ref(module), path))
         return paths
 
@@ -196,26 +191,26 @@ class _Names:
     @contextlib.contextmanager
     def scope_of_call(self, module: Any) -> Iterator[None]:
         """Context manager that puts a call of a Module into a `jax.named_scope`."""
-        enclosing = self._running[-1] if self._running else None
+        enclosing = self._running[-1]
         # `super().__call__` is part of the same call, and gets no other name.
-        if enclosing is not None and enclosing.module is module:
+        if enclosing.module is module:
             yield
             return
         path = self.path_of(module)
         if path is None:
-            path = self._infer_path(module, enclosing)
+            path = self._infer_path(module)
             for inner_path, inner in modules_in(module, path):
                 self.add(inner, inner_path)
-        inside = path if enclosing is None else path.removeprefix(enclosing.path)
-        scope = inside if enclosing is not None and inside[:1] in (".", "[") else path
-        self._running.append(_Call(module, path))
+        inside = path.removeprefix(enclosing.path)
+        scope = inside if inside[:1] in (".", "[") else path
+        self._running.append(_Call(module, path, [(path, module)]))
         try:
             with jax.named_scope(_SEPARATORS.sub("_", scope)):
                 yield
         finally:
             self._running.pop()
 
-    def _infer_path(self, module: Any, enclosing: "_Call | None") -> str:
+    def _infer_path(self, module: Any) -> str:
         """Infers the path of a Module that is not known by its `id`.
 
         Transformations rebuild their arguments, so the Module may be a copy of a known Module. If
@@ -226,41 +221,41 @@ class _Names:
         # Hashing or comparing a user's static fields may raise.
         with contextlib.suppress(Exception):
             structure = jtu.tree_structure(module)
-            if enclosing is not None and structure in enclosing.by_structure:
-                return enclosing.by_structure[structure] or name
-            if structure in self._by_structure:
-                return self._by_structure[structure] or name
+            for call in (self._running[-1], self._running[0]):
+                if structure in call.by_structure:
+                    return call.by_structure[structure] or name
         return name
-
-    @functools.cached_property
-    def _by_structure(self) -> dict[Any, str | None]:
-        return _by_structure(self._roots)
 
 
 class _Call:
-    """A call of a Module during a trace."""
+    """A call during a trace, of `module` at `path`.
 
-    def __init__(self, module: Any, path: str):
+    - `trees`: the trees that contain the Modules inside the call, with their paths.
+    """
+
+    def __init__(self, module: Any, path: str, trees: Sequence[tuple[str, Any]]):
         self.module = module
         self.path = path
+        self.trees = trees
+
+    @functools.cached_property
+    def inside(self) -> list[tuple[str, Any]]:
+        """The Modules inside the call, collected when they are needed for the first time."""
+        found = [each for path, tree in self.trees for each in modules_in(tree, path)]
+        return [each for each in found if each[1] is not self.module]
 
     @functools.cached_property
     def by_structure(self) -> dict[Any, str | None]:
-        """Maps the structure of each Module inside the called Module to the path of this Module."""
-        return _by_structure(list(modules_in(self.module, self.path))[1:])
+        """Maps the structure of each Module to the path of the shallowest Module with it.
 
-
-def _by_structure(modules: Sequence[tuple[str, Any]]) -> dict[Any, str | None]:
-    """Maps the structure of each Module to the path of the shallowest Module with this structure.
-
-    For example, an optimiser state contains Modules of the same structure as the model, but deeper.
-    If several Modules are equally shallow, the path is `None`.
-    """
-    paths: dict[Any, list[str]] = {}
-    for path, module in modules:
-        with contextlib.suppress(Exception):
-            paths.setdefault(jtu.tree_structure(module), []).append(path)
-    return {structure: _only_shallowest(found) for structure, found in paths.items()}
+        For example, an optimiser state contains Modules of the same structure as the model, but
+        deeper. If several Modules are equally shallow, the path is `None`.
+        """
+        paths: dict[Any, list[str]] = {}
+        for path, module in self.inside:
+            with contextlib.suppress(Exception):
+                paths.setdefault(jtu.tree_structure(module), []).append(path)
+        return {structure: _only_shallowest(found) for structure, found in paths.items()}
 
 
 def _only_shallowest(paths: list[str]) -> str | None:

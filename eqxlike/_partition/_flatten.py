@@ -1,8 +1,9 @@
 """Flattening a tree into its arrays and its Structure, and caching the result on Modules.
 
 The file begins with `flatten`, which walks over the tree. The functions that flatten one type of
-node by one level follow, then the code for `Row`s of many leaves. The last part is the checking
-mode, which compares every cached partition with a new partition.
+node by one level follow, then the code for `Row`s of many leaves, and the checking mode, which
+compares every cached partition with a new partition. The last part is `split`, for transformations
+that cache nothing between calls.
 """
 
 import contextlib
@@ -12,12 +13,32 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.tree_util as jtu
 import numpy as np
+from jaxtyping import PyTree
 
 from .._compat import Tracer
-from .._module import CachedPartition, Initialising, Module, ModuleMeta, get_cached, set_cached
-from .._pytree import is_traced_reference
-from ._static_key import ATOMS, PLAIN_TYPES, Container, Snapshot, StaticKey, plain_key, snapshot_of
+from .._module import (
+    CachedPartition,
+    Initialising,
+    Module,
+    ModuleMeta,
+    get_cached,
+    name_again,
+    names_in,
+    set_cached,
+)
+from .._pytree import Difference, children_with_keys, flag_leaves, is_array, is_traced_reference
+from ._static_key import (
+    ATOMS,
+    PLAIN_TYPES,
+    Container,
+    Snapshot,
+    StaticKey,
+    is_hashable,
+    plain_key,
+    snapshot_of,
+)
 from ._structure import (
     ARRAY,
     NOTHING,
@@ -25,7 +46,6 @@ from ._structure import (
     DictNode,
     ForeignMeta,
     ForeignNode,
-    Intern,
     ListNode,
     ModuleNode,
     NamedTupleNode,
@@ -118,17 +138,23 @@ def flatten(
                         if (snapshot := cached.structure.snapshot) is not None:
                             containers += snapshot.containers
                         continue
-            elif node_type in ATOMS:
-                structures.append(_static_leaf(value, frames, frame, make, make_unhashable))
-                continue
-            node = _open(value)
+            is_atom = node_type in ATOMS
+            node = None if is_atom else _open(value)
             if node is None:
                 is_abstract = with_abstract and isinstance(value, jax.ShapeDtypeStruct)
-                if is_abstract or isinstance(value, np.ndarray) or is_array_of_jax(value):
+                if not is_atom and (
+                    is_abstract or isinstance(value, np.ndarray) or is_array_of_jax(value)
+                ):
                     arrays.append(value)
                     structures.append(ARRAY)
-                else:
-                    structures.append(_static_leaf(value, frames, frame, make, make_unhashable))
+                    continue
+                try:
+                    structures.append(static_leaf(value, make))
+                except Exception as error:
+                    if make_unhashable is None:
+                        message = _explain(value, value, False, error, [*frames, frame])
+                        raise TypeError(message) from error
+                    structures.append(make_unhashable(value))
                 continue
             if len(frames) >= _MAX_DEPTH:
                 raise RecursionError(
@@ -150,15 +176,17 @@ def flatten(
                 return arrays, structures[0]
             closed = frame
             frame = frames.pop()
+            structure_type, make_meta, static, _, _ = closed.node
             try:
-                structure = closed.close(make, containers)
+                key = NOTHING if static is None else StaticKey(static, of_node=True)
+                containers += key.containers
+                parts = (type(closed.value), make_meta, key, tuple(structures))
+                structure = make(structure_type, *parts)
             except Exception as error:
-                static = closed.node.static
-                raise TypeError(
-                    _explain(closed.value, static, error, frames, frame, of_node=True)
-                ) from error
+                message = _explain(closed.value, static, True, error, [*frames, frame])
+                raise TypeError(message) from error
             frame.structures.append(structure)
-            if closed.node.structure_type is ModuleNode and closed.cached is not Initialising:
+            if structure_type is ModuleNode and closed.cached is not Initialising:
                 if checks and closed.cached is not None:
                     _check(closed.value, closed.cached, arrays[closed.first_array :], structure)
                 if structure.is_cacheable_module:
@@ -211,12 +239,6 @@ class _Frame:
     def __post_init__(self) -> None:
         self.children = iter(self.node.children)
 
-    def close(self, make: Intern, containers: list[Container]) -> Structure:
-        structure_type, make_meta, static, _, _ = self.node
-        key = NOTHING if static is None else StaticKey(static, of_node=True)
-        containers += key.containers
-        return make(structure_type, type(self.value), make_meta, key, tuple(self.structures))
-
 
 _Candidate = tuple[Module, slice, slice, Structure]
 """A Module, the range of its arrays, the range of its containers, and its Structure."""
@@ -253,31 +275,9 @@ def _cache(candidates: list[_Candidate], arrays: list[Any], containers: list[Con
             set_cached(module, CachedPartition(dynamic, structure))
 
 
-def _static_leaf(
-    value: Any,
-    frames: list[_Frame],
-    frame: _Frame,
-    make: Intern,
-    make_unhashable: Callable[[Any], Structure] | None,
-) -> Structure:
-    try:
-        return static_leaf(value, make)
-    except Exception as error:
-        if make_unhashable is not None:
-            return make_unhashable(value)
-        raise TypeError(_explain(value, value, error, frames, frame)) from error
-
-
-def _explain(
-    value: Any,
-    static: Any,
-    error: Exception,
-    frames: list[_Frame],
-    frame: _Frame,
-    *,
-    of_node: bool = False,
-) -> str:
-    path = "".join(each.node.name_child(len(each.structures)) for each in [*frames, frame])
+def _explain(value: Any, static: Any, of_node: bool, error: Exception, frames: list[_Frame]) -> str:
+    """The error message if the `static` part of `value` has no `StaticKey`."""
+    path = "".join(each.node.name_child(len(each.structures)) for each in frames)
     try:
         StaticKey(static, of_node=of_node)
         what = "not comparable"
@@ -488,3 +488,139 @@ def _check(
             "A Module is frozen: do not change it through its `__dict__` or `object.__setattr__`. "
             "`eqxlike.tree_at` makes a changed copy."
         )
+
+
+# --- Splitting a tree into dynamic and static leaves, without a cache ---
+
+
+class Rest:
+    """A tree whose dynamic leaves were removed. `merge` puts new leaves in their place.
+
+    Two `Rest`s are equal if they may share a trace. This requires the same treedef, the same static
+    leaves, and the same positions of the removed leaves.
+
+    - `treedef`: the treedef of the whole tree.
+    """
+
+    __slots__ = ("_is_dynamic", "_leaves", "_paths", "treedef")
+
+    def __init__(self, leaves: list[Any], is_dynamic: list[bool], treedef: Any):
+        self._leaves = leaves
+        self._is_dynamic = is_dynamic
+        self._paths: tuple[str | None, ...] | None = None
+        self.treedef = treedef
+
+    def __repr__(self) -> str:
+        return f"Rest({self.treedef})"
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not Rest:
+            return NotImplemented
+        return (
+            self._is_dynamic == other._is_dynamic
+            and self.treedef == other.treedef
+            and all(map(is_same_static, self._leaves, other._leaves))
+        )
+
+    def __hash__(self) -> int:
+        # The leaves are left out, since some of them may not be hashable.
+        return hash((self.treedef, tuple(self._is_dynamic)))
+
+    def leaves(self, dynamic: Iterable[Any]) -> list[Any]:
+        """All leaves of the tree: the values of `dynamic`, in order, replace the removed leaves."""
+        dynamic = iter(dynamic)
+        return [
+            next(dynamic) if taken else leaf
+            for taken, leaf in zip(self._is_dynamic, self._leaves, strict=True)
+        ]
+
+    def leaves_into(self, other: Any, dynamic: Iterable[Any]) -> list[Any]:
+        """The same as `leaves`, but every static leaf is replaced by `other`."""
+        dynamic = iter(dynamic)
+        return [next(dynamic) if taken else other for taken in self._is_dynamic]
+
+    def merge(self, dynamic: Iterable[Any]) -> PyTree:
+        """Returns the whole tree: the values of `dynamic`, in order, replace the removed leaves."""
+        tree = self.treedef.unflatten(self.leaves(dynamic))
+        if self._paths is not None:
+            name_again(tree, self._paths)
+        return tree
+
+    def merge_into(self, other: Any, dynamic: Iterable[Any]) -> PyTree:
+        """The same as `merge`, but every static leaf is replaced by `other`.
+
+        If `other` is `None`, the result has the structure of a gradient.
+        """
+        return self.treedef.unflatten(self.leaves_into(other, dynamic))
+
+    def take(self, leaves: Iterable[Any]) -> list[Any]:
+        """Given a value for each leaf of the tree, selects the values of the removed leaves."""
+        return [leaf for taken, leaf in zip(self._is_dynamic, leaves, strict=True) if taken]
+
+
+UNTRACED: Any = None
+"""A placeholder for the `Rest`, or other data, of an output until the function has been traced."""
+
+
+def split(tree: PyTree, is_dynamic: Callable[[Any], bool] = is_array) -> tuple[list[Any], Rest]:
+    """Takes the leaves for which `is_dynamic` is true out of `tree`.
+
+    **Returns:** `(dynamic, rest)`. `rest.merge(dynamic)` returns the tree again.
+    """
+    leaves, treedef = jtu.tree_flatten(tree)
+    dynamic, rest = split_leaves(leaves, treedef, flag_leaves(tree, leaves, is_dynamic))
+    # The paths give the layers in a merged tree the names of the layers in `tree`.
+    rest._paths = names_in(tree)
+    return dynamic, rest
+
+
+def split_leaves(leaves: list[Any], treedef: Any, is_dynamic: list[bool]) -> tuple[list[Any], Rest]:
+    """Does the same as `split` for a flattened tree. `is_dynamic` has a flag for each leaf."""
+    dynamic = [leaf for leaf, taken in zip(leaves, is_dynamic, strict=True) if taken]
+    static = [None if taken else leaf for leaf, taken in zip(leaves, is_dynamic, strict=True)]
+    return dynamic, Rest(static, is_dynamic, treedef)
+
+
+# --- Whether two static values, or two trees, may share a trace ---
+
+
+def is_same_static(first: Any, second: Any) -> bool:
+    """Returns `True` if two static leaves are interchangeable in a trace at this moment.
+
+    As in `filter_jit`, leaves are compared by type and value, but functions and unhashable leaves
+    are compared by identity.
+
+    >>> import jax
+    >>> is_same_static(1, 1), is_same_static(1, True), is_same_static(1, 1.0)
+    (True, False, False)
+    >>> is_same_static(lambda x: x, lambda x: x), is_same_static(jax.nn.relu, jax.nn.relu)
+    (False, True)
+    """
+    if first is second:
+        return True
+    # Both keys must be alive during the comparison. A key contains the `id`s of objects, and keeps
+    # these objects alive.
+    keys = [StaticKey(each, by_identity=not is_hashable(each)) for each in (first, second)]
+    return keys[0].key == keys[1].key
+
+
+def find_static_difference(first: PyTree, second: PyTree) -> Difference | None:
+    """The first difference between two trees, ignoring their arrays; `None` if they share a trace.
+
+    The difference is a static leaf, or a node whose type, children or static fields differ.
+
+    >>> import jax
+    >>> from jax.tree_util import keystr
+    >>> found = find_static_difference({"a": 1.0, "b": (2, 3)}, {"a": 1.0, "b": (2, True)})
+    >>> keystr(found.path), found.first, found.second
+    ("['b'][1]", 3, True)
+    """
+    structures = [flatten(tree, by_identity=True)[1] for tree in (first, second)]
+    if structures[0] is structures[1]:
+        return None
+    children, others = children_with_keys(first), children_with_keys(second)
+    if type(first) is type(second) and [key for key, _ in children] == [key for key, _ in others]:
+        for (key, child), (_, other) in zip(children, others, strict=True):
+            if found := find_static_difference(child, other):
+                return found._replace(path=(key, *found.path))
+    return Difference((), first, second)

@@ -606,26 +606,19 @@ def _is_unchanged(writer: Any, name: str, value: Any) -> None:
     elif not is_hashable(value) and StaticKey(value, of_node=True).is_fixed:
         with writer.block(f"if {name} is not {same}:"):
             _has_key_of(writer, name, value)
-    elif not is_hashable(value):
-        _has_key_in_both(writer, name, value)
-    elif fields is not None and all(hasattr(value, field) for field in fields):
+    elif is_hashable(value) and fields is not None and all(hasattr(value, each) for each in fields):
         _has_fields(writer, name, value, fields)
         with writer.block(f"if {name} is not {same}:"):
             _has_fields(writer, same, value, fields)
-    elif is_by_own_equality(value):
+    elif is_hashable(value) and is_by_own_equality(value):
         _has_hash(writer, name, value)
         with writer.block(f"if {name} is not {same}:"):
             writer.miss_if(f"not ({name} == {same})")
             _has_hash(writer, same, value)
     else:
-        _has_key_in_both(writer, name, value)
-
-
-def _has_key_in_both(writer: Any, name: str, value: Any) -> None:
-    same = writer.constant(value)
-    _has_key_of(writer, name, value)
-    with writer.block(f"if {name} is not {same}:"):
-        _has_key_of(writer, same, value)
+        _has_key_of(writer, name, value)
+        with writer.block(f"if {name} is not {same}:"):
+            _has_key_of(writer, same, value)
 
 
 def _has_key_of(writer: Any, name: str, value: Any) -> None:

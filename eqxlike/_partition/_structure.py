@@ -108,7 +108,12 @@ class Structure:
         self.snapshot: Snapshot | None = snapshot_of(containers) if self.is_cacheable else None
         self._interned: Structure | None = None
         self.is_exact = static.is_exact and all(child.is_exact for child in children)
-        own = (each for each in static.held if _is_short_lived(each))
+        own = (
+            each
+            for each in static.held
+            if isinstance(each, types.FunctionType)
+            and ("<locals>" in each.__qualname__ or each.__name__ == "<lambda>")
+        )
         inner = (child.anchor for child in children if child.anchor is not None)
         self.anchor: types.FunctionType | None = next(own, None) or next(inner, None)
         self.has_row = len(children) == 1 and children[0].is_row
@@ -144,12 +149,6 @@ class Structure:
         if rebuild is None:
             rebuild = self.generated[cache] = writers.RebuildWriter(cache).write(self)
         return rebuild
-
-
-def _is_short_lived(value: Any) -> bool:
-    if not isinstance(value, types.FunctionType):
-        return False
-    return "<locals>" in value.__qualname__ or value.__name__ == "<lambda>"
 
 
 # --- The types of node ---
@@ -292,20 +291,17 @@ class ModuleNode(Structure):
         """
         take = self.generated.get("take")
         if take is None:
-            take = self.generated["take"] = self._make_take()
+            writer = writers.GuardWriter(None, None, None, reads_fields=True)
+            writer.write(self, "module")
+            lines = [*writer.function("take(module)"), f"    return {tuple_of(writer.arrays)}"]
+            origin = f"arrays of {self.node_type.__name__}"
+            take = self.generated["take"] = compile_function(lines, writer.namespace, origin)
         arrays = take(module)
         if arrays is None:
             return None
         partition = CachedPartition(arrays, self)
         set_cached(module, partition)
         return partition
-
-    def _make_take(self) -> Callable[[Any], tuple[Any, ...] | None]:
-        """Makes a function that returns a Module's arrays, or `None` if its Structure differs."""
-        writer = writers.GuardWriter(None, None, None, reads_fields=True)
-        writer.write(self, "module")
-        lines = [*writer.function("take(module)"), f"    return {tuple_of(writer.arrays)}"]
-        return compile_function(lines, writer.namespace, f"arrays of {self.node_type.__name__}")
 
 
 class Row(Structure):

@@ -133,7 +133,10 @@ class RebuildWriter(SourceWriter):
                 self.line(f"set_cached({expression}, {partition})")
             frames.pop()
             if not frames:
-                return self._compile(root, expression)
+                lines = [*self.lines, f"return {expression}"]
+                source = ["def rebuild(arrays):", *(f"    {line}" for line in lines)]
+                origin = f"rebuild {root.node_type.__name__}"
+                return compile_function(source, self.namespace, origin)
             frames[-1][1].append(expression)
 
     def _run(self, nodes: tuple[Any, ...], cache: bool) -> str:
@@ -147,16 +150,6 @@ class RebuildWriter(SourceWriter):
         places = f"range({start}, {self.num_arrays}, {each})"
         return self.assign(f"[{build}(arrays[i : i + {each}]) for i in {places}]")
 
-    def _compile(self, root: Any, expression: str) -> Callable[[tuple[Any, ...]], Any]:
-        lines = [*self.lines, f"return {expression}"]
-        source = ["def rebuild(arrays):", *(f"    {line}" for line in lines)]
-        return compile_function(source, self.namespace, f"rebuild {root.node_type.__name__}")
-
-    def array(self) -> str:
-        """The expression for the next array, in tree order."""
-        self.num_arrays += 1
-        return f"arrays[{self.num_arrays - 1}]"
-
     def arrays(self, count: int) -> str:
         """The expression for a tuple of the next `count` arrays, in tree order."""
         self.num_arrays += count
@@ -169,7 +162,8 @@ class RebuildWriter(SourceWriter):
 
 
 def build_array(node: Any, writer: RebuildWriter, parts: list[str]) -> str:
-    return writer.array()
+    writer.num_arrays += 1
+    return f"arrays[{writer.num_arrays - 1}]"
 
 
 def build_static_leaf(node: Any, writer: RebuildWriter, parts: list[str]) -> str:
@@ -231,22 +225,21 @@ def build_foreign(node: Any, writer: RebuildWriter, parts: list[str]) -> str:
 
 
 def build_row(node: Any, writer: RebuildWriter, parts: list[str]) -> str:
-    if not node.meta.array_places:
-        return writer.constant(node.meta.leaves)
+    meta = node.meta
+    if not meta.array_places:
+        return writer.constant(meta.leaves)
     arrays = writer.arrays(node.num_arrays)
-    if not node.meta.static_places:
+    if not meta.static_places:
         return arrays
-    return writer.assign(f"{writer.constant(_merger(node.meta))}({arrays})")
 
-
-def _merger(meta: Any) -> Callable[[Sequence[Any]], list[Any]]:
+    # This function does not refer to `node`: it would keep `node` alive, which holds the function.
     def merge(arrays: Sequence[Any]) -> list[Any]:
         leaves = [*meta.leaves]
         for place, array in zip(meta.array_places, arrays, strict=True):
             leaves[place] = array
         return leaves
 
-    return merge
+    return writer.assign(f"{writer.constant(merge)}({arrays})")
 
 
 # --- Checking in a warm call if a tree has a Structure ---
