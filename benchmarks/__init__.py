@@ -1,1 +1,1 @@
-"""Interleaved measurements of eqxlike, raw JAX and peers."""
+"""Interleaved measurements of eqxlike, plain JAX and other libraries."""

@@ -1,11 +1,10 @@
 """Modes of differentiation on a zoo of models: which are correct, how fast, and in how much memory.
 
-`eqxlike.ad.compare` compares each model of `benchmarks/zoo/`, in standard space and, if
-its unknowns have constraints, in linked (unconstrained) space. With `--peers`, gradients by
-hand-written JAX, NumPyro and PyTorch, as far as installed, are timed next to
-`filter_value_and_grad`. The targets and results come last; those for parallel branches and
-the memory of a deep network are measured only with the whole zoo. Ctrl-C
-prints the rows that are finished.
+`eqxlike.ad.compare` compares all modes on each model of `benchmarks/zoo/`, in standard space and,
+if its unknowns have constraints, in linked (unconstrained) space. `--peers` also times gradients by
+hand-written JAX, NumPyro and PyTorch, if they are installed. The targets and their results are
+printed last. Parallel branches and the memory of a deep network are measured only with the whole
+zoo. Ctrl-C prints the finished rows.
 """
 
 import dataclasses
@@ -39,13 +38,13 @@ MODES: Mapping[str, ad.Mode] = {
 
 DIFFERENCES = "FiniteDifference(4, 1e-4), float64"
 DIFFERENCES_TOLERANCE = 1e-6
-"""In single precision finite differences would have next to no digits. The step is wider than
-their default, since all models are smooth enough.
+"""In single precision, finite differences would have almost no correct digits. The step is larger
+than the default, because all models are smooth enough.
 """
 
 
 def modes_for(problem: Problem) -> tuple[dict[str, ad.Mode], list[ad.ComparisonRow]]:
-    """The modes to compare by the names of their columns, and the rows of those that fail.
+    """The modes to compare, by the names of their columns, and the rows of modes that fail.
 
     Enzyme is included if it is installed.
     """
@@ -58,7 +57,7 @@ def modes_for(problem: Problem) -> tuple[dict[str, ad.Mode], list[ad.ComparisonR
 
 
 def measured(problem: Problem, rounds: int, *, with_peers: bool) -> dict[str, Any]:
-    """One row of the report: a problem in all modes and, on request, by its peers."""
+    """A row of the report: a problem in all modes and, if requested, by its peers."""
     unknowns, data = problem.start()
     modes, failures = modes_for(problem)
     found = ad.compare(problem.function, unknowns, data, modes=modes, rounds=rounds).rows

@@ -17,14 +17,14 @@ UNKNOWN = "unknown"
 
 
 def measured(folders: Sequence[str] = FOLDERS) -> dict[str, Any]:
-    """The commit that a run measures, `dirty` if files of the folders differ from it."""
+    """The commit that a run measures. `dirty` if files of the folders have other changes."""
     commit = _git("rev-parse", "HEAD")
     is_dirty = commit and _git("status", "--porcelain", "--untracked-files=no", "--", *folders)
     return {"commit": f"{commit or UNKNOWN}{' dirty' if is_dirty else ''}", "folders": [*folders]}
 
 
 def age(report: Mapping[str, Any]) -> int | None:
-    """The age of a report; `None` if the commit was not recorded or is not in the history."""
+    """The age of a report, or `None` if the commit was not recorded or is not in the history."""
     commit = report.get("commit", UNKNOWN).partition(" ")[0]
     if commit == UNKNOWN:
         return None
@@ -33,7 +33,7 @@ def age(report: Mapping[str, Any]) -> int | None:
 
 
 def described(report: Mapping[str, Any]) -> str:
-    """The commit and the age of a report in words, as far as they are known."""
+    """The known part of the commit and the age of a report, as text."""
     commit, _, dirty = report.get("commit", UNKNOWN).partition(" ")
     if commit == UNKNOWN:
         return "commit not recorded"
@@ -46,7 +46,7 @@ def described(report: Mapping[str, Any]) -> str:
 
 
 def _git(*command: str) -> str | None:
-    """The output of Git; `None` if it fails or is not installed."""
+    """The output of Git, or `None` if Git fails or is not installed."""
     try:
         found = subprocess.run(["git", *command], cwd=ROOT, capture_output=True, text=True)
     except OSError:
@@ -55,7 +55,7 @@ def _git(*command: str) -> str | None:
 
 
 def main() -> int:
-    """Lists the reports of more than `OLD` later commits."""
+    """Lists the reports with more than `OLD` later commits."""
     for path in sorted((ROOT / "benchmarks" / "results").glob("*.json")):
         report = json.loads(path.read_text())
         if (age(report) or 0) > OLD:

@@ -1,10 +1,10 @@
-"""All benchmarks, and the tests that need no second device, on one device within a given time.
+"""Runs all benchmarks, and the tests that need only one device, within a given time.
 
-The commands run one after the other, each in its own process, the most important first. Each has a
-share of the remaining time: it runs in full if the share is long enough, otherwise with 15 rounds,
-and is interrupted at the end of its share, which keeps finished rows. The last commands are left
-out if there is no time for a quarter of each. Reports and a summary of the run are written to
-`benchmarks/results/`, where the site finds them.
+The commands run in separate processes, one after the other, the most important first. Each command
+has a share of the remaining time. It runs in full if the share is long enough, and otherwise with
+15 rounds. At the end of its share it is interrupted, and its finished rows are kept. The last
+commands are skipped if there is less than a quarter of the time of each. Reports and a summary are
+written to `benchmarks/results/`, which the site reads.
 """
 
 import argparse
@@ -29,17 +29,17 @@ ROOT = pathlib.Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 
 GRACE_S = 20
-"""Seconds for an interrupted command to print its finished rows."""
+"""The seconds that an interrupted command has to print its finished rows."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Job:
     """A command.
 
-    - `name`: the name of its module in `benchmarks`; `TESTS` for the tests.
-    - `full_minutes`: the minutes that it takes with its defaults, on two CPU cores.
+    - `name`: the name of its module in `benchmarks`, or `TESTS`.
+    - `full_minutes`: the time that it takes with its defaults, on two CPU cores.
     - `share`: its share of the time, relative to the other jobs.
-    - `short`: its options if the time is shorter.
+    - `short`: its options if its share is less than `full_minutes`.
     """
 
     name: str
@@ -82,7 +82,7 @@ TESTED = [
     "internal",
     "debug",
 ]
-"""The folders of tests that compute something on the device."""
+"""The folders of tests that use the device."""
 
 SEVERAL_DEVICES = [
     "transforms/sharding",
@@ -110,7 +110,7 @@ NOT_ON_ONE_GPU = [
     "nn/test_norm.py::test_gradient_of_residual_blocks_computes_each_sum_once",
     "ad/test_modes.py::test_devices_that_share_an_array_share_its_gradient",
     "loops/test_carry.py::test_gradient_of_an_array_that_devices_share_is_shared",
-    "train/test_state.py::test_committed_arrays_stay_on_their_device_and_uncommitted_arrays_may_be_moved",
+    "train/test_state.py::test_committed_arrays_stay_and_uncommitted_arrays_may_be_moved",
     "train/test_batches.py::test_arrays_are_placed_explicitly_in_the_context_of_the_caller",
     "train/test_batches.py::test_existing_batches_need_a_thread_only_for_placement",
     "train/test_batches.py::test_arrays_are_moved_to_the_sharding_and_other_leaves_are_unchanged",
@@ -119,13 +119,13 @@ NOT_ON_ONE_GPU = [
     "debug/test_dce.py::test_store_dce_keeps_weak_types_and_shardings",
     "ship/test_transfers.py::test_explicit_allows_explicit_copies_and_numbers_of_a_program",
 ]
-"""Tests that need several devices (the suite divides the CPU in two), and a test that counts XLA's
-instructions for a CPU.
+"""Tests that need several devices (the suite divides the CPU in two), and a test of XLA's
+instructions for CPUs.
 """
 
 # The suite's tolerances are for float32. A GPU multiplies matrices in TensorFloat32 by default.
-# The worker processes share one device, so none may reserve its memory. Each program runs once, so
-# none is worth tuning. Some start a process elsewhere, which imports the package.
+# The worker processes share one device, so none may preallocate its memory. Autotuning is disabled,
+# because each program runs once. PYTHONPATH is for tests that start a process in another folder.
 TEST_ENVIRONMENT = {
     "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
     "JAX_DEFAULT_MATMUL_PRECISION": "highest",
@@ -133,7 +133,7 @@ TEST_ENVIRONMENT = {
     "XLA_FLAGS": "--xla_backend_optimization_level=3 --xla_gpu_autotune_level=0",
 }
 
-# A shell ignores this signal in its background processes.
+# A shell makes its background processes ignore SIGINT.
 INTERRUPTED = """
 import os, signal, sys
 signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -144,7 +144,7 @@ MACHINE = "import json; from benchmarks import report; print(json.dumps(report.n
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs everything; returns the exit status: 1 if a command failed, 2 for a wrong argument."""
+    """Runs all commands. Returns 1 if a command failed and 2 for a wrong argument."""
     options = _parse(arguments)
     try:
         result = new_report(options.device)
@@ -162,7 +162,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     wanted = [job for job in JOBS if re.search(options.only, job.name)]
     jobs = in_time(wanted, options.minutes)
     if left_out := [job.name for job in wanted[len(jobs) :]]:
-        print(f"left out, for want of time: {', '.join(left_out)}", flush=True)
+        print(f"skipped for lack of time: {', '.join(left_out)}", flush=True)
     deadline_s = time.monotonic() + 60 * options.minutes
     for number, job in enumerate(jobs):
         left_s = deadline_s - time.monotonic() - GRACE_S
@@ -186,7 +186,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     add("--device", choices=("cpu", "gpu", "tpu"), default="cpu", help="default cpu")
     add("--minutes", type=float, default=120.0, metavar="N", help="default 120")
-    add("--only", default="", metavar="REGEX", help="only the commands whose name it finds")
+    add("--only", default="", metavar="REGEX", help="only commands whose name matches")
     add("--out", type=pathlib.Path, default=RESULTS, metavar="DIR", help="the folder for reports")
     options = parser.parse_args(arguments)
     if not 0 < options.minutes < 1e5:
@@ -197,7 +197,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def new_report(device: str) -> dict[str, Any]:
-    """A report without rows, made by another process, because this one must not occupy the device.
+    """A report without rows. A subprocess makes it, because this process must not use the device.
 
     **Raises:** `ValueError` if JAX runs on another device.
     """
@@ -213,7 +213,7 @@ def new_report(device: str) -> dict[str, Any]:
 
 
 def in_time(jobs: Sequence[Job], minutes: float) -> Sequence[Job]:
-    """The first jobs, as many as have time for a quarter of each."""
+    """The first jobs, as many as can have a quarter of their time each."""
     shares = sum(job.share for job in jobs)
     if len(jobs) <= 1 or all(4 * minutes * j.share / shares >= j.full_minutes for j in jobs):
         return jobs
@@ -225,7 +225,7 @@ def run(job: Job, share_s: float, path: pathlib.Path, device: str) -> dict[str, 
     is_short = share_s < 60 * job.full_minutes
     if job.name == TESTS:
         command = ["-m", "pytest", "-q", "-n", "auto", "--maxprocesses", "14", "--dist", "loadfile"]
-        # A plugin that warns of xdist, and warnings are errors.
+        # This plugin warns about xdist, and warnings are errors.
         command += ["-p", "no:benchmark", *(f"tests/{folder}" for folder in TESTED)]
         if device != "cpu":
             command += [f"--ignore=tests/{each}" for each in SEVERAL_DEVICES]
@@ -259,7 +259,7 @@ def run(job: Job, share_s: float, path: pathlib.Path, device: str) -> dict[str, 
 def _execute(
     command: Sequence[str], seconds: float, environment: Mapping[str, str], output: Any
 ) -> str:
-    """Runs a command of this Python: "finished", "cut" at the end of its time, or "failed"."""
+    """Runs a command of this Python. Returns "finished", "cut" (its time is over) or "failed"."""
     started = [sys.executable, "-c", INTERRUPTED, *command]
     process = subprocess.Popen(started, cwd=ROOT, env=environment, stdout=output, stderr=output)
     try:
@@ -275,7 +275,7 @@ def _execute(
 
 
 def tests_in(text: str) -> dict[str, Any]:
-    """How many tests passed and failed, and the failures, by the output of pytest."""
+    """The numbers of passed and failed tests, and the failures, from the output of pytest."""
     counts = {
         what: int(found[-1]) if (found := re.findall(rf"(\d+) {what}", text)) else 0
         for what in ("passed", "failed", "error", "skipped")

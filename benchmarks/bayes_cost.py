@@ -1,11 +1,14 @@
 """The cost of Bayesian methods, each compared with its limit.
 
-Value and gradient of a posterior are compared with the hand-written density and NumPyro's, after
-a check that all return the same numbers; a step of variational inference with the plain training
-step; NUTS with NumPyro's in effective samples a second, over several seeds; an ensemble with
-one network; the first call of each method with programs by hand, in CPU time. The targets and
-results come last. Only first calls include compilation. Only ratios of one run count. Ctrl-C prints
-the rows that are finished.
+- Value and gradient of a posterior, compared with a hand-written density and NumPyro's density.
+- A step of variational inference, compared with a plain training step.
+- NUTS, compared with NumPyro's NUTS in effective samples a second, over several seeds.
+- An ensemble, compared with one network.
+- The first call of each method, compared with hand-written programs in CPU time.
+
+A check ensures that all densities return the same numbers. Only first calls include compilation.
+Compare ratios within one run only. The targets and their results are printed last. Ctrl-C prints
+the finished rows.
 """
 
 import sys
@@ -27,7 +30,7 @@ PEERS = ("numpyro", "blackjax")
 
 DEFAULT = Effort(rounds=ROUNDS.default, runs=5, draws=500, steps=2000)
 QUICK_ROWS = "21 unknowns|13-50-1, batch|32 examples|regression, vectorized"
-"""The smallest of each, for a quick run."""
+"""The smallest numbers, for a quick run."""
 QUICK = Effort(rounds=ROUNDS.quick, runs=1, draws=50, steps=200)
 
 
@@ -38,7 +41,7 @@ def all_rows() -> list[Row]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measures and prints; returns the exit status: 2 for a wrong argument, 130 after Ctrl-C."""
+    """Measures and prints. Returns 2 for a wrong argument and 130 after Ctrl-C."""
     options = command.parse(arguments, NAME, __doc__, ROUNDS)
     effort = (QUICK if options.quick else DEFAULT)._replace(rounds=options.rounds)
     try:

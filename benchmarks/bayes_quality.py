@@ -1,10 +1,10 @@
-"""Bayesian methods on real data: how good their predictions are, and how well calibrated.
+"""Bayesian methods on real data: the quality and the calibration of their predictions.
 
-One network, with a hidden layer of 50 units and ReLU, one prior and one likelihood serve all
-methods of `eqxlike.bayes`. The baselines are the same network without a prior and models of
-scikit-learn, on scikit-learn's data. With `--csv` the data are regressions from files, the target
-in the last column, by the protocol of published figures: 20 splits. The targets and results come
-last. Ctrl-C prints the rows that are finished.
+All methods of `eqxlike.bayes` use the same network (a hidden layer of 50 units with ReLU), prior
+and likelihood. The baselines are the network without a prior, and models of scikit-learn. The data
+come from scikit-learn. `--csv` reads regressions from files instead, with the target in the last
+column, and follows the protocol of published figures: 20 splits. The targets and their results are
+printed last. Ctrl-C prints the finished rows.
 """
 
 import argparse
@@ -34,7 +34,7 @@ SPLITS, OF_CSV, OF_QUICK = 10, 20, 2
 
 
 class Row(NamedTuple):
-    """A method on data."""
+    """A method on a data set."""
 
     data: DataSet
     method: methods.Row
@@ -46,9 +46,9 @@ class Row(NamedTuple):
 
 
 def measured(row: Row, num_splits: int) -> dict[str, Any]:
-    """One row of the report: the scores of a method on each split of the data."""
+    """A row of the report: the scores of a method on each split of the data."""
     data, method = row
-    # The programs of all rows at once need more memory maps than Linux gives one process.
+    # The programs of all rows together need more memory maps than Linux allows for a process.
     eqxlike.clear_caches()
     jax.clear_caches()
     found: list[dict[str, float]] = []
@@ -56,7 +56,7 @@ def measured(row: Row, num_splits: int) -> dict[str, Any]:
     scales = []
     for seed in range(num_splits):
         part = split(data, seed)
-        # Before the clock starts: the choice depends on the data, not on a method.
+        # Not timed, because the choice depends on the data and not on the method.
         scales.append(prior_scale(part))
         start_s = time.perf_counter()
         with warnings.catch_warnings(record=True) as caught:
@@ -89,20 +89,28 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="write all numbers there")
+    parser.add_argument(
+        "--json", type=pathlib.Path, metavar="FILE", help="write all numbers to FILE"
+    )
     for rows in ("methods", "data"):
         parser.add_argument(
-            f"--{rows}", default="", metavar="REGEX", help=f"only {rows} whose name it finds"
+            f"--{rows}", default="", metavar="REGEX", help=f"only {rows} whose name matches"
         )
     parser.add_argument(
-        "--csv", type=pathlib.Path, metavar="PATH", nargs="+", help="regressions from these files"
+        "--csv",
+        type=pathlib.Path,
+        metavar="PATH",
+        nargs="+",
+        help="read regressions from these files",
     )
     parser.add_argument(
         "--quick",
         action="store_true",
-        help=f"{OF_QUICK} splits and fewer methods: a first look, not for quoting",
+        help=f"{OF_QUICK} splits and fewer methods: for a first look, not for quoting",
     )
-    parser.add_argument("--markdown", action="store_true", help="Markdown instead of plain text")
+    parser.add_argument(
+        "--markdown", action="store_true", help="print Markdown instead of plain text"
+    )
     return parser.parse_args(arguments)
 
 

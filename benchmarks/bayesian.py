@@ -1,7 +1,7 @@
-"""The Bayesian network of the demo's training step, as ours and as an Equinox model.
+"""The Bayesian network of the demo's training step, in eqxlike and in Equinox.
 
-The peers have no such layer, so theirs are written here from the formulas that the layer's
-docstring cites. The columns must agree before they are timed.
+Equinox has no Bayesian layers, so this file defines them with the formulas in the docstrings of
+eqxlike's layers. A check compares the columns before they are timed.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ FEATURES = 64
 WIDTH = 64
 CLASSES = 10
 EXAMPLES = 1347
-"""The ELBO is over this many examples, the training part of the digits."""
+"""The number of training examples of the digits, over which the ELBO is defined."""
 
 
 def network() -> Any:
@@ -30,7 +30,7 @@ def network() -> Any:
 
 
 def equinox_network(equinox: Any) -> Any:
-    """`network()` as an Equinox model: the same leaves and static fields, the same tree."""
+    """`network()` as an Equinox model with the same tree, leaves and static fields."""
 
     class BayesianLinear(equinox.Module):
         weight_mean: jax.Array
@@ -93,7 +93,7 @@ def divergence(
     bias_rho: jax.Array,
     prior_scale: float,
 ) -> jax.Array:
-    """KL(posterior || prior) of a layer, the weights' prior variance divided by fan-in."""
+    """KL(posterior || prior) of a layer. The prior variance of weights is divided by fan-in."""
 
     def gaussian(mean: jax.Array, rho: jax.Array, prior: float) -> jax.Array:
         ratio = (jax.nn.softplus(rho) / prior) ** 2
@@ -106,12 +106,12 @@ def divergence(
 
 
 def data(batch: int) -> tuple[jax.Array, jax.Array]:
-    """A minibatch of the shape of the digits."""
+    """A minibatch with the shape of the digits."""
     return networks.normal(batch, FEATURES, seed=1), jnp.arange(batch) % CLASSES
 
 
 def negative_elbo(model: Any, key: jax.Array, x: jax.Array, y: jax.Array) -> jax.Array:
-    """An example's share of the minibatch estimate of the negative ELBO."""
+    """The minibatch estimate of the negative ELBO, divided by the number of examples."""
     logits = jax.vmap(lambda x, key: model(x, key=key))(x, jax.random.split(key, len(x)))
     negative_log_likelihood = optax.softmax_cross_entropy_with_integer_labels(logits, y)
     return jnp.mean(negative_log_likelihood) + sum(layer.kl() for layer in model.layers) / EXAMPLES

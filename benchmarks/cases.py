@@ -1,8 +1,8 @@
-"""The cases that benchmarks and profiling share: one row of the table each.
+"""The cases of benchmarks and profiling. Each case is a row of the table.
 
-A case names its columns and builds each only on request, so that a peer that is not
-installed costs only a note. To add a row, write a function that returns a `Case` and
-name it in `CASES`; its columns may differ from the columns of its neighbours.
+A case builds a column only on request, so that a library that is not installed only adds a note. To
+add a row, write a function that returns a `Case` and add it to `CASES`. Rows may have different
+columns.
 """
 
 import dataclasses
@@ -23,12 +23,12 @@ from benchmarks.timing import Call
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """One piece of work in all the ways that are compared.
+    """A computation in all ways that are compared.
 
     - `name`: the name of the row.
-    - `builders`: a function for each column, in the order of the table, that makes its call. It
-      raises ImportError if the column needs something that is not installed.
-    - `baseline`: the denominator of ratios, a column.
+    - `builders`: functions that make the call of each column, in the order of the table. A function
+      raises ImportError if a library is not installed.
+    - `baseline`: the column that is the denominator of ratios.
     """
 
     name: str
@@ -37,12 +37,12 @@ class Case:
 
     @property
     def slug(self) -> str:
-        """The name as part of a file name."""
+        """The name in a form for file names."""
         return re.sub(r"[^a-z0-9]+", "-", self.name.lower()).strip("-")
 
 
 class Named(Protocol):
-    """A row of a benchmark, to be selected by its name."""
+    """A row of a benchmark that can be selected by name."""
 
     @property
     def name(self) -> str:
@@ -54,13 +54,13 @@ NamedT = TypeVar("NamedT", bound=Named)
 
 
 def compare(name: str, work: Callable[[Any], Work], nnx: Callable[[Any], Call]) -> Case:
-    """The case that calls one piece of work in every way.
+    """The case that calls a computation in every way.
 
     **Arguments:**
 
     - `name`: the name of the row.
-    - `work`: makes the work from the Modules of a library: eqxlike or Equinox.
-    - `nnx`: makes the call of the same work with NNX, from `benchmarks.nnx_networks`.
+    - `work`: makes the computation with the Modules of a library, eqxlike or Equinox.
+    - `nnx`: makes the call of the same computation with NNX, from `benchmarks.nnx_networks`.
     """
 
     def equinox() -> Work:
@@ -81,7 +81,7 @@ def compare(name: str, work: Callable[[Any], Work], nnx: Callable[[Any], Call]) 
 
 
 def identity() -> Case:
-    """A model without arrays that returns its input: only the overhead of a call."""
+    """A model without arrays that returns its input, to measure only the overhead of a call."""
     x = functools.partial(networks.normal, 1, 1, seed=1)
 
     def work(library: Any) -> Work:
@@ -91,7 +91,7 @@ def identity() -> Case:
 
 
 def mlp_forward(depth: int, width: int, batch: int | None = None) -> Case:
-    """An MLP applied to one example, or to a batch through vmap."""
+    """An MLP applied to one example, or to a batch with `vmap`."""
     function = networks.forward if batch is None else networks.forward_batch
     shape = (width,) if batch is None else (batch, width)
     x = functools.partial(networks.normal, *shape, seed=1)
@@ -108,7 +108,7 @@ def mlp_forward(depth: int, width: int, batch: int | None = None) -> Case:
 
 
 def adam_step(depth: int, width: int, batch: int = 32) -> Case:
-    """One step of Adam on the mean squared error of an MLP, state fed back."""
+    """A step of Adam on the mean squared error of an MLP. Each step starts from the last state."""
 
     def data() -> tuple[jax.Array, jax.Array]:
         return networks.normal(batch, width, seed=1), networks.normal(batch, width, seed=2)
@@ -126,7 +126,7 @@ def adam_step(depth: int, width: int, batch: int = 32) -> Case:
 
 
 def elbo_step(batch: int = 64) -> Case:
-    """One step of Adam on the minibatch ELBO of a Bayesian network, state and key fed back."""
+    """A step of Adam on the minibatch ELBO of a Bayesian network, from the last state and key."""
     key = functools.partial(jax.random.key, 0)
 
     def work(library: Any) -> Work:
@@ -157,14 +157,14 @@ CASES: tuple[Case, ...] = (
 
 
 def select(pattern: str) -> tuple[Case, ...]:
-    """The cases of `CASES` that `find` finds."""
+    """The cases of `CASES` whose name matches `pattern`."""
     return find(pattern, CASES)
 
 
 def find(pattern: str, among: Sequence[NamedT]) -> tuple[NamedT, ...]:
-    """The rows whose name matches the regular expression `pattern`, in upper or lower case.
+    """The rows whose name matches the regular expression `pattern`, ignoring case.
 
-    **Raises:** `ValueError` if no row is found, or the pattern is not a regular expression.
+    **Raises:** `ValueError` if no row matches, or `pattern` is not a regular expression.
     """
     try:
         found = tuple(row for row in among if re.search(pattern, row.name, re.IGNORECASE))
@@ -179,7 +179,7 @@ def find(pattern: str, among: Sequence[NamedT]) -> tuple[NamedT, ...]:
 def build(case: Case) -> tuple[dict[str, Call], list[str]]:
     """Builds the columns of a case.
 
-    **Returns:** the calls by column, and a note for each column that was left out.
+    **Returns:** the calls by column, and a note for each column that is left out.
     """
     calls, notes = {}, []
     for column, builder in case.builders.items():
@@ -191,9 +191,9 @@ def build(case: Case) -> tuple[dict[str, Call], list[str]]:
 
 
 def check_agreement(calls: Mapping[str, Call], times: int = 3) -> None:
-    """Raises unless all columns return the same numbers, over several calls where state feeds back.
+    """Checks that all columns return the same numbers, in several calls.
 
-    **Raises:** `AssertionError` that names the column that differs from the first one, the call,
+    **Raises:** `AssertionError` that names the column that differs from the first column, the call,
     and the numbers.
     """
     results = {column: [np.asarray(call()) for _ in range(times)] for column, call in calls.items()}
@@ -201,6 +201,6 @@ def check_agreement(calls: Mapping[str, Call], times: int = 3) -> None:
     for column, actual in others:
         for number, (one, other) in enumerate(zip(actual, expected, strict=True), start=1):
             message = f"{column!r} differs from {first!r} at call {number}"
-            # Sums in another order differ by this much of their largest number.
+            # The tolerance for sums in a different order, relative to their largest number.
             atol = 1e-5 * max(1.0, float(np.max(np.abs(other), initial=0.0)))
             np.testing.assert_allclose(one, other, rtol=1e-4, atol=atol, err_msg=message)

@@ -1,8 +1,8 @@
-"""The columns of a table: the same work called in each of the ways that are compared.
+"""The columns of a table: ways to compile and call the same computation.
 
-A `Work` is a plain function over the Modules of one library. Here it becomes functions of no
-arguments, one for each way of compiling and calling it. All of them trace the same operations, so
-the columns differ only in the overhead around the compiled program.
+A `Work` is a plain function of the Modules of one library. The functions in this file turn it into
+a function without arguments, for each way to compile and call it. All columns trace the same
+operations, so they differ only in the overhead around the compiled program.
 """
 
 import dataclasses
@@ -25,14 +25,14 @@ NNX = "nnx.jit"
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """A function and its arguments, made from the Modules of one library.
+    """A function and its arguments, made with the Modules of one library.
 
     - `library`: `eqxlike`, or a module with the same public names.
-    - `function`: takes `*state, *data, **kwargs`. Returns an array; where the state is fed back,
-      returns `(*state, array)`.
-    - `state`: Modules, and other pytrees, which may have static leaves.
+    - `function`: called as `function(*state, *data, **kwargs)`. Returns an array, or
+      `(*state, array)` if `feeds_back`.
+    - `state`: Modules and other pytrees, which may have static leaves.
     - `data`: arrays.
-    - `feeds_back`: whether each call takes the state that the last one returned.
+    - `feeds_back`: whether each call is made with the state that the last call returned.
     - `kwargs`: arrays by name.
     """
 
@@ -45,12 +45,12 @@ class Work:
 
 
 def filtered(work: Work) -> Call:
-    """The library's own `filter_jit` on the Modules unchanged."""
+    """The library's `filter_jit` on the unchanged Modules."""
     return bind(work, work.library.filter_jit(work.function), work.state)
 
 
 def watched(work: Work) -> Call:
-    """The same, with a callback for further traces. Nothing is traced again here."""
+    """`filter_jit` with a callback for retraces. There are no retraces in the benchmark."""
     function = work.library.filter_jit(work.function, on_retrace=_hear, max_traces=1_000_000)
     return bind(work, function, work.state)
 
@@ -60,10 +60,9 @@ def _hear(trace: Any) -> None:
 
 
 def on_module(work: Work) -> Call:
-    """`jax.jit` on the Modules with only their arrays, partitioned once and outside.
+    """`jax.jit` on the arrays of the Modules, which are partitioned once outside of the call.
 
-    People write this to keep the Modules and get raw JAX's dispatch: the static parts
-    never reach the call.
+    Users write this to get the dispatch of plain JAX: a call does not see the static parts.
     """
     arrays, static = work.library.partition(work.state, work.library.is_array)
 
@@ -80,9 +79,9 @@ def on_module(work: Work) -> Call:
 
 
 def on_flat_list(work: Work) -> Call:
-    """`jax.jit` on one list with all arrays of the state, and one such list back: the floor.
+    """`jax.jit` on a flat list of all arrays of the state: the least that a call can cost.
 
-    All other arrays are passed one by one.
+    Returns such a list too. All other arrays are passed one by one.
     """
     arrays, static = work.library.partition(work.state, work.library.is_array)
     leaves, treedef = jax.tree_util.tree_flatten(arrays)
@@ -103,13 +102,13 @@ def on_flat_list(work: Work) -> Call:
 
 
 def bind(work: Work, function: Callable[..., Any], state: Sequence[Any]) -> Call:
-    """Binds `function` to the arguments of some work, or to a state that each call replaces.
+    """Binds `function` to the arguments of `work`, or to a state that each call replaces.
 
     **Arguments:**
 
     - `work`: the work whose data and keyword arguments to pass.
     - `function`: the compiled function of the work.
-    - `state`: the state as this function takes it.
+    - `state`: the state in the form that `function` accepts.
     """
     if not work.feeds_back:
         return functools.partial(function, *state, *work.data, **work.kwargs)

@@ -1,4 +1,4 @@
-"""The options that all benchmark commands share, and the way from their rows to a report."""
+"""The options of all benchmark commands, and the loop that measures rows and writes a report."""
 
 import argparse
 import pathlib
@@ -15,7 +15,7 @@ from eqxlike._check_numbers import whole_number_in
 
 
 class Rounds(NamedTuple):
-    """The number of rounds that a command measures: `default`, or `quick` for a quick run."""
+    """The number of rounds that a command measures by default, and in a quick run."""
 
     default: int
     quick: int
@@ -35,23 +35,25 @@ def parse(
 
     **Arguments:**
 
-    - `arguments`: the arguments of the command; by default `sys.argv[1:]`.
+    - `arguments`: the arguments of the command, by default `sys.argv[1:]`.
     - `name`: the name of the command's module.
-    - `description`: what the command does.
-    - `rounds`: the rounds of a row that it measures.
-    - `first_rounds`: the rounds of first calls, if it has any; then `first_rounds` is an option
+    - `description`: the description in `--help`.
+    - `rounds`: the number of rounds of a row.
+    - `first_rounds`: the rounds of first calls, if there are any. Then `first_rounds` is an option
       like `rounds`.
     - `rows`: the command's name for its rows, and for the option that selects them.
-    - `flags`: further boolean options, with the help for each.
+    - `flags`: additional boolean options, with their help texts.
     """
     parser = argparse.ArgumentParser(
         prog=f"python -m {name}",
         description=description,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="write all numbers there")
     parser.add_argument(
-        f"--{rows}", default="", metavar="REGEX", help=f"only {rows} whose name it finds"
+        "--json", type=pathlib.Path, metavar="FILE", help="write all numbers to FILE"
+    )
+    parser.add_argument(
+        f"--{rows}", default="", metavar="REGEX", help=f"only {rows} whose name matches"
     )
     for flag, what in (flags or {}).items():
         parser.add_argument(f"--{flag}", action="store_true", help=what)
@@ -59,7 +61,7 @@ def parse(
         "--rounds",
         type=whole_number_in,
         metavar="N",
-        help=f"default {rounds.default}; quote from 15 or more",
+        help=f"default {rounds.default}; quote results of at least 15 rounds",
     )
     quick = f"{rounds.quick} rounds"
     if first_rounds is not None:
@@ -68,12 +70,14 @@ def parse(
             "--first-rounds",
             type=whole_number_in,
             metavar="N",
-            help=f"of first calls and compilations; default {first_rounds.default}",
+            help=f"rounds of first calls and compilations; default {first_rounds.default}",
         )
     parser.add_argument(
-        "--quick", action="store_true", help=f"{quick}: a first look, not for quoting"
+        "--quick", action="store_true", help=f"{quick}: for a first look, not for quoting"
     )
-    parser.add_argument("--markdown", action="store_true", help="Markdown instead of plain text")
+    parser.add_argument(
+        "--markdown", action="store_true", help="print Markdown instead of plain text"
+    )
     options = parser.parse_args(arguments)
     options.rounds = options.rounds or _chosen(rounds, options.quick)
     if first_rounds is not None:
@@ -93,16 +97,16 @@ def measure_cases(
     among: Sequence[Case],
     targets_of: Callable[[Mapping[str, Any]], Iterable[Target]] = lambda result: (),
 ) -> int:
-    """Checks and measures cases, and prints them: the whole of a simple command.
+    """Checks, measures and prints cases. This is a complete benchmark command.
 
     **Arguments:**
 
-    - `arguments`: the arguments of the command; by default `sys.argv[1:]`.
+    - `arguments`: the arguments of the command, by default `sys.argv[1:]`.
     - `name`: the name of the command's module.
-    - `description`: what the command does.
-    - `rounds`: the rounds of a row that it measures.
+    - `description`: the description in `--help`.
+    - `rounds`: the number of rounds of a row.
     - `among`: the cases to choose from.
-    - `targets_of`: from the report to the targets of its rows.
+    - `targets_of`: returns the targets of a report.
 
     **Returns:** the exit status: 2 for a wrong argument, 130 after Ctrl-C.
     """
@@ -133,12 +137,12 @@ def execute(
     **Arguments:**
 
     - `name`: the name of the command's module.
-    - `options`: the options, as `parse` returns them.
-    - `begin`: returns the selected rows and the report to add them to; raises ValueError for
-      options that select none.
-    - `measured`: measures one row and returns it in the form of the report.
-    - `targets_of`: from the report to the targets of its rows.
-    - `render`: from the report, and `markdown=`, to the text that is printed.
+    - `options`: the options that `parse` returns.
+    - `begin`: returns the selected rows and an empty report. Raises ValueError if the options
+      select no row.
+    - `measured`: measures a row and returns it in the form of the report.
+    - `targets_of`: returns the targets of a report.
+    - `render`: converts a report to text, called with `markdown=`.
 
     **Returns:** the exit status: 2 for a wrong argument, 130 after Ctrl-C.
     """
@@ -167,14 +171,14 @@ def run(
     path: pathlib.Path | None,
     measured: Callable[[NamedT], dict[str, Any]],
 ) -> None:
-    """Measures rows one by one into a report, and writes it after each, to lose nothing.
+    """Measures rows and adds them to a report. Writes the report after each row.
 
     **Arguments:**
 
     - `rows`: the rows to measure.
-    - `result`: the report that the rows are added to.
-    - `path`: the file to write the report to, or None.
-    - `measured`: measures one row and returns it in the form of the report.
+    - `result`: the report.
+    - `path`: the file of the report, or None.
+    - `measured`: measures a row and returns it in the form of the report.
     """
     for number, row in enumerate(rows, start=1):
         start_s = time.perf_counter()

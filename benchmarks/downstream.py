@@ -1,10 +1,10 @@
 """The cost of libraries built on Equinox, on eqxlike and on Equinox itself.
 
-The programs come from `tests/downstream`, and use Lineax, Optimistix and Diffrax. Each runs in
-fresh processes that alternate between the two: first its first call, including all tracing and
-compilation, then calls that are compiled. Imports are timed in the same way. Nothing that JAX
-compiles is cached on disk. Each pair of processes checks that the two compute the same numbers.
-Ctrl-C prints the rows that are finished.
+The programs come from `tests/downstream`, and use Lineax, Optimistix and Diffrax. Each program runs
+in fresh processes, alternately on the two libraries. A process times the first call, including all
+tracing and compilation, and then compiled calls. Imports are timed in the same way. JAX does not
+cache programs on disk. Each pair of processes checks that both libraries compute the same numbers.
+Ctrl-C prints the finished rows.
 """
 
 import dataclasses
@@ -58,8 +58,8 @@ class Row:
     """A row of one of the tables.
 
     - `table`: one of `TABLES`.
-    - `topic`: the program's; in the table of imports, the library to import.
-    - `program`: its name, in the other tables.
+    - `topic`: the topic of the program, or the library to import in the table of imports.
+    - `program`: the name of the program. Not used in the table of imports.
     """
 
     table: str
@@ -68,7 +68,7 @@ class Row:
 
     @property
     def name(self) -> str:
-        """The name to select the row by."""
+        """The name that selects the row."""
         return f"{self.topic}: {self.program}" if self.program else f"import {self.topic}"
 
 
@@ -84,7 +84,7 @@ ROWS: tuple[Row, ...] = (
 
 
 def in_process(library: str, topic: str, program: str) -> dict[str, Any]:
-    """The result of `downstream_process.timed` in a fresh process that caches nothing on disk."""
+    """The result of `downstream_process.timed` in a fresh process without a cache on disk."""
     process = subprocess.run(
         [sys.executable, "-m", downstream_process.__name__, library, topic, program],
         stdout=subprocess.PIPE,
@@ -97,9 +97,9 @@ def in_process(library: str, topic: str, program: str) -> dict[str, Any]:
 
 @functools.cache
 def samples_of(topic: str, program: str, rounds: int) -> dict[str, list[dict[str, Any]]]:
-    """The times of a program in each round on each library.
+    """The times of a program on each library, in each round.
 
-    **Raises:** `AssertionError` if the two compute different numbers.
+    **Raises:** `AssertionError` if the libraries compute different numbers.
     """
     found: dict[str, list[dict[str, Any]]] = {column: [] for column in LIBRARIES}
     for order in round_orders(tuple(LIBRARIES), rounds, seed=0):
@@ -136,7 +136,7 @@ def measure(row: Row, rounds: int) -> Measurement:
 
 
 def main(arguments: Sequence[str] | None = None, rows: Sequence[Row] = ROWS) -> int:
-    """Measures and prints; returns the exit status: 2 for a wrong argument, 130 after Ctrl-C."""
+    """Measures and prints. Returns 2 for a wrong argument and 130 after Ctrl-C."""
     options = command.parse(arguments, NAME, __doc__, ROUNDS)
 
     def begin() -> tuple[Sequence[Row], dict[str, Any]]:
@@ -151,7 +151,7 @@ def main(arguments: Sequence[str] | None = None, rows: Sequence[Row] = ROWS) -> 
         found = measure(row, options.rounds)
         return report.row(row.name, found, []) | {"table": row.table}
 
-    # As after `pip install`, whatever the environment's setting for writing bytecode.
+    # Bytecode is written, as after `pip install`, even if the environment disables it.
     with tempfile.TemporaryDirectory() as folder, mock.patch.dict(os.environ):
         os.environ["PYTHONPYCACHEPREFIX"] = folder
         os.environ.pop("PYTHONDONTWRITEBYTECODE", None)

@@ -1,7 +1,7 @@
 """Times a program of `tests/downstream` on one library: `python -m benchmarks.downstream_process
-LIBRARY TOPIC PROGRAM` prints what `timed` returns, as JSON.
+LIBRARY TOPIC PROGRAM` prints the output of `timed` as JSON.
 
-Nothing here imports eqxlike before it is known whether eqxlike is wanted.
+The imports of this file must not import eqxlike, because the process may run Equinox.
 """
 
 import json
@@ -13,14 +13,14 @@ from tests.downstream import run
 from tests.downstream.registry import programs_of
 
 WARM_S = 0.5
-"""Later calls are made for this long, and at least three."""
+"""The time for later calls. There are at least three."""
 
 
 def timed(library: str, topic: str, program: str) -> dict[str, Any]:
-    """Times a program in this process, which has imported neither library yet.
+    """Times a program in this process, which must not have imported either library.
 
-    **Returns:** the seconds of its first call, of each of the later ones, and the sums of the
-    arrays that it returned.
+    **Returns:** the seconds of the first call and of each later call, and the sums of the arrays
+    that the program returned.
     """
     run.begin(library)
     import jax

@@ -1,9 +1,8 @@
-"""Warm calls on arguments that are not our Modules, from Python, JAX and other libraries.
+"""Warm calls with arguments that are not eqxlike Modules, from Python, JAX and other libraries.
 
-The function of a row uses two of the arrays and returns one, so that a row shows only the cost of
-passing the argument. The baseline is `jax.jit` on the same tree. If
-`jax.jit` refuses a static leaf, the baseline gets it by `static_argnums`, or only the arrays,
-split off outside.
+The function of a row uses two of the arrays and returns one, so that a row measures only the cost
+of passing the argument. The baseline is `jax.jit` on the same tree. If `jax.jit` refuses a static
+leaf, the baseline passes it with `static_argnums`, or passes only the arrays.
 """
 
 import collections
@@ -35,7 +34,7 @@ MANY = 100
 
 
 def on_tree(work: Work, static_argnums: Sequence[int] = ()) -> Call:
-    """`jax.jit` on the same tree; arguments that it refuses are static."""
+    """`jax.jit` on the same tree. Arguments in `static_argnums` are static."""
     compiled = jax.jit(work.function, static_argnums=static_argnums)
     return columns.bind(work, compiled, work.state)
 
@@ -50,9 +49,9 @@ def row(
     **Arguments:**
 
     - `name`: the name of the row.
-    - `make`: returns the function and its arguments, for a library; raises
-      ImportError if another library that it needs is not installed.
-    - `on_tree`: calls it with `jax.jit`.
+    - `make`: returns the function and its arguments for a library. Raises ImportError if another
+      library is not installed.
+    - `on_tree`: makes the call with `jax.jit`.
     """
     builders: dict[str, Callable[[], Call]] = {
         columns.FLAT: lambda: columns.on_flat_list(make(eqxlike)),
@@ -64,7 +63,7 @@ def row(
 
 
 def example() -> jax.Array:
-    """The example that each function gets in addition to its argument."""
+    """The example that is passed in addition to the argument of the row."""
     return networks.normal(WIDTH, seed=1)
 
 
@@ -82,12 +81,12 @@ def ends(tree: Any, x: jax.Array) -> jax.Array:
 def on_example(
     function: Callable[..., Any], make: Callable[[], Any], feeds_back: bool = False
 ) -> Callable[[Any], Work]:
-    """A function from a library to the work of a function that takes a tree and an example."""
+    """A function that makes, for a library, the `Work` of a function of a tree and an example."""
     return lambda library: Work(library, function, (make(),), (example(),), feeds_back)
 
 
 def of_tree(make: Callable[[], Any]) -> Callable[[Any], Work]:
-    """A function from a library to the work of `ends` on a tree."""
+    """A function that makes, for a library, the `Work` of `ends` on a tree."""
     return on_example(ends, make)
 
 
@@ -120,7 +119,7 @@ def pairs(make: Callable[[jax.Array, jax.Array], Any], count: int) -> list[Any]:
 
 
 def nested_dict(depth: int, arrays: int) -> dict[str, Any]:
-    """A dict that holds the next dict, `depth` deep, the innermost ones with an array."""
+    """Nested dicts of this depth. The innermost dicts contain an array."""
     tree: dict[str, Any] = {}
     for array in [*vectors(arrays), *[None] * (depth - arrays)]:
         tree = {"inner": tree} if array is None else {"array": array, "inner": tree}
@@ -128,7 +127,7 @@ def nested_dict(depth: int, arrays: int) -> dict[str, Any]:
 
 
 def layer_arrays(count: int = 8) -> dict[str, dict[str, jax.Array]]:
-    """The weights of some layers as Flax's linen names them."""
+    """The weights of layers, with the names of Flax's linen."""
     arrays = vectors(2 * count)
     return {
         f"Dense_{index}": {"kernel": kernel, "bias": bias}
@@ -162,7 +161,7 @@ def nnx_ends(state: Any, x: jax.Array) -> jax.Array:
 
 
 def train_state() -> Any:
-    """Flax's training state of eight layers and Adam, its step counted by an array."""
+    """Flax's training state for eight layers and Adam. The step is an array."""
     module = importlib.import_module("flax.training.train_state")
     optimiser = optax.adam(networks.LEARNING_RATE)
     state = module.TrainState.create(apply_fn=ends, params=layer_arrays(), tx=optimiser)
@@ -175,12 +174,12 @@ def train_state_ends(state: Any, x: jax.Array) -> jax.Array:
 
 
 def count_step(state: Any, x: jax.Array) -> tuple[Any, jax.Array]:
-    """The state one step on, and the example with two parameters added."""
+    """The state after the next step, and the example plus two parameters."""
     return state.replace(step=state.step + 1), train_state_ends(state, x)
 
 
 def equinox_mlp() -> Any:
-    """Equinox's own MLP of depth 8."""
+    """Equinox's MLP of depth 8."""
     equinox = importlib.import_module("equinox")
     return networks.mlp(equinox, WIDTH, 8)
 
@@ -196,12 +195,12 @@ def times(factor: float, x: jax.Array) -> jax.Array:
 
 
 def call_with(function: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.Array:
-    """Calls the function that is an argument."""
+    """Calls a function that is passed as an argument."""
     return function(x)
 
 
 class Settings:
-    """A static object, equal only to itself, whose contents change nothing in the program."""
+    """A static object that is compared by identity. Its contents do not affect the program."""
 
     def __init__(self) -> None:
         self.table = {f"entry{index}": 0.5 * index for index in range(MANY)}
@@ -213,7 +212,7 @@ def read_settings(settings: Settings, x: jax.Array) -> jax.Array:
 
 
 def add_static(number: float, x: jax.Array) -> jax.Array:
-    """The example, whatever the static number."""
+    """Returns the example and ignores the static number."""
     return x + (1.0 if math.isnan(number) else number)
 
 
@@ -223,7 +222,7 @@ def add_named(*, first: jax.Array, second: jax.Array, third: jax.Array, x: jax.A
 
 
 def add_any(**arrays: jax.Array) -> jax.Array:
-    """Adds all arrays, whatever their names."""
+    """Adds all arrays, with any names."""
     return functools.reduce(jnp.add, arrays.values())
 
 
@@ -239,7 +238,7 @@ def static_row(name: str, function: Callable[..., jax.Array], value: Any) -> Row
 
 
 def named_row(name: str, function: Callable[..., jax.Array]) -> Row:
-    """The row of a function that takes four arrays by name."""
+    """The row of a function that is called with four keyword arguments."""
     return row(name, lambda library: Work(library, function, (), (), kwargs=named()))
 
 

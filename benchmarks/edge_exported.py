@@ -1,7 +1,7 @@
 """Warm calls of exported programs, compared with the original function.
 
-The floor is `jax.jit` of what `jax.export` alone reads back, on flat arrays. A dictionary replaces
-a Module if its class is unavailable.
+The floor is `jax.jit` of a program that `jax.export` writes and reads without eqxlike, called with
+flat arrays. A dictionary replaces a Module if the class is not available.
 """
 
 import functools
@@ -25,7 +25,7 @@ EXPORTED = "Exported.call"
 
 
 def by_jax(work: Work) -> Call:
-    """The program as JAX writes and reads it, called with all arrays in one list."""
+    """The program of `jax.export`, called with all arrays in one list."""
     leaves, treedef = jax.tree_util.tree_flatten(eqxlike.filter(work.state, eqxlike.is_array))
     static = eqxlike.filter(work.state, eqxlike.is_array, inverse=True)
 
@@ -39,19 +39,19 @@ def by_jax(work: Work) -> Call:
 
 
 def exported(work: Work, as_given: Callable[[Any], Any] = lambda state: state) -> Call:
-    """The program as `eqxlike.export` makes it."""
+    """The program of `eqxlike.export`."""
     program = eqxlike.export(work.function, *work.state, *work.data, dynamic=())
     return functools.partial(program.call, *map(as_given, work.state), *work.data)
 
 
 def as_dictionaries(model: Any) -> dict[str, Any]:
-    """The weights of an MLP as another process has them, without our classes."""
+    """The weights of an MLP as dictionaries, for a process without the classes."""
     layers = ({"weight": layer.weight, "bias": layer.bias} for layer in model.layers)
     return {"layers": tuple(layers)}
 
 
 def rows() -> list[Row]:
-    """An MLP that is part of the program, one that is passed, and one as dictionaries."""
+    """MLPs as part of the program, as arguments, and as dictionaries."""
 
     def mlp(depth: int, width: int, is_passed: bool) -> Work:
         model, x = networks.mlp(eqxlike, width, depth), networks.normal(width, seed=1)

@@ -1,7 +1,7 @@
-"""First calls, from a new function to its result: an Adam step, and arguments and results of many
+"""First calls, from a new function to its result: an Adam step, and arguments and results with many
 leaves.
 
-No two rounds use the same leaves, so that nothing cached in an earlier round helps.
+Each round uses new leaves, so that no cache of an earlier round is used.
 """
 
 import functools
@@ -30,15 +30,15 @@ Wrap = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 def compare(table: Table, name: str, prepare: Callable[[Wrap], Call], jit: Wrap | None) -> Row:
-    """The row of a first call in all ways.
+    """The row of a first call with all libraries.
 
     **Arguments:**
 
     - `table`: the table of the row.
     - `name`: the name of the row.
-    - `prepare`: takes a function such as `jax.jit`; returns the call of a new function, with new
-      arguments, which returns one array.
-    - `jit`: `jax.jit` with this function's options; None if it cannot do the same.
+    - `prepare`: called with a function such as `jax.jit`. Returns the call of a new function with
+      new arguments, which returns one array.
+    - `jit`: `jax.jit` with options for this function, or None if `jax.jit` does not support it.
     """
 
     def preparing(wrap: Wrap) -> Prepare:
@@ -67,7 +67,7 @@ def adam_step(depth: int) -> Row:
         def step(*arguments: Any) -> Any:
             return networks.training_step(eqxlike, networks.mean_squared_error)(*arguments)
 
-        # Nothing from an earlier round may be cached on the model.
+        # The model must not have a cache from an earlier round.
         fresh = jax.tree_util.tree_map(lambda leaf: leaf, state())
         return lambda: wrap(step)(*fresh, *data)[-1]
 
@@ -75,7 +75,7 @@ def adam_step(depth: int) -> Row:
 
 
 def static_leaves_in(count: int) -> Row:
-    """The first call of a function that takes a tuple of `count` static integers."""
+    """The first call of a function with a tuple of `count` static integers as argument."""
     starts = itertools.count(step=count)
 
     def prepare(wrap: Wrap) -> Call:
@@ -99,7 +99,7 @@ def static_leaves_out(count: int) -> Row:
 
 
 def dict_of_arrays(count: int) -> Row:
-    """The first call of a function that takes a dict of `count` arrays and uses two of them."""
+    """The first call of a function of a dict of `count` arrays, which uses two of them."""
 
     @functools.cache
     def arrays() -> list[jax.Array]:
@@ -117,7 +117,7 @@ def dict_of_arrays(count: int) -> Row:
 
 
 def layers_of_many_shapes(count: int) -> Row:
-    """Building `count` layers, none of the shape of another, where JAX has compiled nothing yet."""
+    """Building `count` layers of different shapes in a process where JAX has compiled nothing."""
 
     def preparing(library: str) -> Prepare:
         nn = importlib.import_module(f"{library}.nn")

@@ -1,4 +1,4 @@
-"""Warm calls not in the main table: large models, lists and dicts inside, and no `jit`."""
+"""Other warm calls: large models, lists and dicts in a model, and transformations without `jit`."""
 
 import functools
 from collections.abc import Callable
@@ -33,7 +33,7 @@ class Layer(eqxlike.Module):
 
 
 class Chain(eqxlike.Module):
-    """Layers in sequence, held in any container."""
+    """Layers in sequence, stored in any container."""
 
     layers: Any
 
@@ -46,7 +46,7 @@ class Chain(eqxlike.Module):
 
 
 class Wide(eqxlike.Module):
-    """Many arrays. The call uses two of them, so this measures dispatch alone."""
+    """Many arrays. A call uses only two of them, so that it measures dispatch."""
 
     layers: tuple[Layer, ...]
 
@@ -63,7 +63,7 @@ def layers(depth: int, width: int) -> list[Layer]:
 
 
 def named_layers(depth: int, width: int) -> list[tuple[str, Layer]]:
-    """Layers and names for them."""
+    """Pairs of a name and a layer."""
     return [(f"layer{index}", layer) for index, layer in enumerate(layers(depth, width))]
 
 
@@ -95,7 +95,7 @@ def outside(name: str, plain: Callable[..., Any], filtered: Callable[..., Any]) 
 
 
 def total(model: Chain, x: jax.Array) -> jax.Array:
-    """A scalar of a model and an example."""
+    """A scalar function of a model and an example."""
     return jnp.sum(model(x))
 
 

@@ -13,7 +13,7 @@ from benchmarks.edge_models import Chain, Layer, layers
 
 
 def partition_bytes(depth: int, copies: int = 100) -> float:
-    """The bytes that its cached partition adds to a model with `2 * depth` arrays."""
+    """The memory of the cached partition of a model with `2 * depth` arrays, in bytes."""
     call = eqxlike.filter_jit(lambda model: model.layers[0].bias)
     model = Chain(tuple(layers(depth, 8)))
     call(model)
@@ -28,14 +28,14 @@ def partition_bytes(depth: int, copies: int = 100) -> float:
 
 
 def long_work(model: Layer, x: jax.Array, steps: jax.Array) -> jax.Array:
-    """Applies a layer repeatedly: work for the device and none for Python."""
+    """Applies a layer repeatedly on the device, without work for Python."""
     return jax.lax.fori_loop(0, steps, lambda _, x: model(x), x)
 
 
 def asynchrony(target_s: float = 1.0) -> tuple[float, float]:
     """The seconds until a call of `filter_jit` returns, and until its result is ready.
 
-    They are medians of five calls on about `target_s` of work.
+    Both are medians of five calls that take about `target_s`.
     """
     (model,) = layers(1, 256)
     x = networks.normal(256, seed=1)
@@ -43,7 +43,7 @@ def asynchrony(target_s: float = 1.0) -> tuple[float, float]:
     first = 20_000
     steps = jnp.asarray(first)
     start_s = time.perf_counter()
-    for _ in range(2):  # The second call is compiled.
+    for _ in range(2):  # the second call is compiled
         start_s = time.perf_counter()
         jax.block_until_ready(call(model, x, steps))
     steps = jnp.asarray(int(first * target_s / (time.perf_counter() - start_s)))

@@ -1,4 +1,4 @@
-"""Problems with a known exact posterior: standard deviations of outputs near the data and far."""
+"""Problems with a known posterior: standard deviations of outputs near and far from the data."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -12,13 +12,13 @@ import eqxlike as eqx
 from eqxlike import bayes, nn
 
 NUM_INPUTS = 20
-"""The number of inputs near the data, and of those far away."""
+"""The number of inputs near the data, and the number of inputs far away."""
 
 
 class Reference(NamedTuple):
-    """Exact standard deviations of the output at inputs near the data and far away.
+    """Exact standard deviations of the output, at inputs near the data and far away.
 
-    - `r_hat`: the largest of the chains that they come from; `None` for a closed form.
+    - `r_hat`: the largest R-hat of the chains, or `None` for a closed form.
     """
 
     near: np.ndarray
@@ -27,11 +27,11 @@ class Reference(NamedTuple):
 
 
 class Problem(NamedTuple):
-    """A posterior with an exact answer.
+    """A posterior with exact standard deviations.
 
-    - `target`: makes the posterior, from the key of the initial parameters.
+    - `target`: makes the posterior from the key of the initial parameters.
     - `near`, `far`: inputs, shape `(NUM_INPUTS, features)`.
-    - `closed_form`: the exact answer; `None` if chains have to find it.
+    - `closed_form`: the exact standard deviations, or `None` if chains must estimate them.
     """
 
     name: str
@@ -42,13 +42,13 @@ class Problem(NamedTuple):
 
 
 def standard_deviations(posterior: bayes.FittedPosterior, x: np.ndarray, num: int | None) -> Any:
-    """The standard deviations of the output over networks, at inputs.
+    """The standard deviations of the output over networks, for each input.
 
-    The output is a function value, of a problem with known noise, or a logit.
+    The output is the function value if the noise is known, and otherwise the logit.
 
     **Arguments:**
 
-    - `num`: the number of networks; by default all that the method kept.
+    - `num`: the number of networks, by default all networks of the method.
     """
     prediction = bayes.predict(posterior, x, key=jr.key(0), num_samples=num)
     if isinstance(prediction, bayes.Mixture):
@@ -58,13 +58,13 @@ def standard_deviations(posterior: bayes.FittedPosterior, x: np.ndarray, num: in
 
 # --- References ---
 
-# Four chains of so many draws know a standard deviation to about one percent.
+# With four such chains, the error of a standard deviation is about one percent.
 LONG = bayes.NUTS(num_samples=5000, num_warmup=1000)
 SHORT = bayes.NUTS(num_samples=200, num_warmup=200)
 
 
 def reference(problem: Problem, method: bayes.NUTS = LONG) -> Reference:
-    """The exact answer, or the answer of long chains."""
+    """The exact standard deviations, or the estimate of long chains."""
     if problem.closed_form is not None:
         return problem.closed_form
     posterior = bayes.infer(problem.target(jr.key(7)), method, key=jr.key(8), progress=False)
@@ -90,11 +90,11 @@ def _by_algebra(rows: np.ndarray, near: np.ndarray, far: np.ndarray, noise: floa
 # --- Problems ---
 
 FAR = 5.0
-"""How many times further than the data the far inputs lie from the centre."""
+"""The distance of far inputs from the centre, relative to the data."""
 
 
 def _inputs(random: np.random.Generator, num: int, features: int) -> tuple[np.ndarray, ...]:
-    """Standard normal inputs to train on and near them, and far ones, in random directions."""
+    """Standard normal training inputs, inputs near them, and far inputs in random directions."""
     x, near, far = (random.normal(size=(each, features)) for each in (num, NUM_INPUTS, NUM_INPUTS))
     far *= FAR * np.sqrt(features) / np.linalg.norm(far, axis=1, keepdims=True)
     return tuple(each.astype(np.float32) for each in (x, near, far))
@@ -105,7 +105,7 @@ def _with_ones(x: np.ndarray) -> np.ndarray:
 
 
 def linear_regression() -> Problem:
-    """Four unknowns, and known noise."""
+    """A linear regression with four unknowns and known noise."""
     random, noise = np.random.default_rng(0), 0.5
     x, near, far = _inputs(random, 40, 3)
     y = x @ np.array([1.0, -2.0, 0.5]) + 0.5 + noise * random.normal(size=len(x))
@@ -120,7 +120,7 @@ def linear_regression() -> Problem:
 
 
 class Features(eqx.Module):
-    """`sqrt(2 / D) cos(w x + b)`: linear regression on them is near a Gaussian process.
+    """`sqrt(2 / D) cos(w x + b)`. Linear regression on these approximates a Gaussian process.
 
     Rahimi and Recht (2007), "Random Features for Large-Scale Kernel Machines".
     """
@@ -134,7 +134,7 @@ class Features(eqx.Module):
 
 
 def gaussian_process() -> Problem:
-    """A hundred random features of a squared exponential kernel, and known noise."""
+    """Regression on a hundred random features of a squared exponential kernel, with known noise."""
     random, noise, length, num = np.random.default_rng(1), 0.2, 0.5, 100
     weight = (random.normal(size=(num, 1)) / length).astype(np.float32)
     bias = random.uniform(0, 2 * np.pi, num).astype(np.float32)
@@ -156,7 +156,7 @@ def gaussian_process() -> Problem:
 
 
 def logistic_regression() -> Problem:
-    """Three unknowns, two classes that overlap."""
+    """A logistic regression with three unknowns and two overlapping classes."""
     random = np.random.default_rng(2)
     x, near, far = _inputs(random, 60, 2)
     logits = x @ np.array([1.0, -1.0]) + 0.5
@@ -170,7 +170,7 @@ def logistic_regression() -> Problem:
 
 
 def network() -> Problem:
-    """A network with five hidden units, tanh and 21 unknowns, and known noise."""
+    """A network with five tanh units, 21 unknowns and known noise."""
     random, noise = np.random.default_rng(3), 0.3
     x, near, far = _inputs(random, 60, 2)
     y = np.sin(2 * x[:, 0]) + 0.5 * x[:, 1] + noise * random.normal(size=len(x))

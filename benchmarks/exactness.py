@@ -1,9 +1,9 @@
-"""How exact each Bayesian method is: its uncertainty, compared with exact answers.
+"""The uncertainty of each Bayesian method, compared with exact standard deviations.
 
-Two problems have answers in closed form: linear regression, and regression on a hundred random
-features of a Gaussian process. For logistic regression and a network of 21 unknowns, four long
-chains of NUTS are the reference. Methods have their default settings, except as their names say.
-The targets and results come last. Ctrl-C prints the rows that are finished.
+Two problems have a closed form: linear regression, and regression on a hundred random features of a
+Gaussian process. For logistic regression and a network of 21 unknowns, four long chains of NUTS are
+the reference. Methods have their default settings, unless their name states others. The targets and
+their results are printed last. Ctrl-C prints the finished rows.
 """
 
 import argparse
@@ -41,9 +41,9 @@ PACKAGES = ("eqxlike", "jax", "numpyro", "blackjax", "numpy", "python")
 
 EXPLANATION = """\
 Each number is the standard deviation of the output over the networks of a method, divided by the
-exact one: the geometric mean over 20 inputs near the data, or 20 far from them, and over the seeds.
-The output is the function value; for logistic regression, the logit. 1 is exact; below 1 the method
-is too sure. For MAP each number is 0."""
+exact standard deviation. It is the geometric mean over 20 inputs near the data, or 20 inputs far
+from the data, and over the seeds. The output is the function value, or the logit for logistic
+regression. 1 is exact. Below 1 the method is overconfident. For MAP each number is 0."""
 
 METHODS: Mapping[str, bayes.Method] = {
     "NUTS": bayes.NUTS(),
@@ -67,7 +67,7 @@ METHODS: Mapping[str, bayes.Method] = {
 QUICK = ("NUTS", "Laplace, full, width 1", "deep ensemble")
 CHAINS = bayes.NUTS | bayes.HMC | bayes.MCLMC | bayes.SGHMC | bayes.SGLD
 SEEDS = 3
-"""The seeds of each method; chains have one."""
+"""The number of seeds of each method. Chains have one seed."""
 
 NUM_DRAWS = 1000
 """The number of networks, for methods that can draw any number."""
@@ -76,7 +76,7 @@ CLOSED, CHAINS_AGREE = 0.03, 1.01
 
 
 class Row(NamedTuple):
-    """A method on a problem, by their names."""
+    """The names of a method and a problem."""
 
     problem: str
     method: str
@@ -101,8 +101,8 @@ def noted(name: str, notes: list[str]) -> Iterator[None]:
 
 @functools.cache
 def known(name: str, is_quick: bool) -> tuple[Problem, Reference, list[str]]:
-    """A problem, its exact answer, and a note if that is in doubt."""
-    # The programs of all problems at once need more memory maps than Linux gives one process.
+    """A problem, its reference, and a note if the chains of the reference did not converge."""
+    # The programs of all problems together need more memory maps than Linux allows for a process.
     eqxlike.clear_caches()
     jax.clear_caches()
     problem, notes = PROBLEMS[name](), []
@@ -112,7 +112,7 @@ def known(name: str, is_quick: bool) -> tuple[Problem, Reference, list[str]]:
 
 
 def measured(row: Row) -> dict[str, Any]:
-    """One row of the report: the ratios of a method for each seed, near and far."""
+    """A row of the report: the ratios of a method for each seed, near and far from the data."""
     problem, exact, of_reference = known(row.problem, row.is_quick)
     method = METHODS[row.method]
     is_kept = isinstance(method, CHAINS | bayes.DeepEnsemble | bayes.Pathfinder)
@@ -168,7 +168,7 @@ def render(result: Mapping[str, Any], *, markdown: bool) -> str:
 
 
 def cells(rows: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    """The cells of the table, headings first."""
+    """The cells of the table, starting with the headings."""
     problems = list(dict.fromkeys(row["problem"] for row in rows))
     found = {(row["method"], row["problem"]): row for row in rows}
     places = [(problem, place) for problem in problems for place in ("near", "far")]
@@ -205,22 +205,26 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="write all numbers there")
+    parser.add_argument(
+        "--json", type=pathlib.Path, metavar="FILE", help="write all numbers to FILE"
+    )
     for rows in ("methods", "problems"):
         parser.add_argument(
-            f"--{rows}", default="", metavar="REGEX", help=f"only {rows} whose name it finds"
+            f"--{rows}", default="", metavar="REGEX", help=f"only {rows} whose name matches"
         )
     parser.add_argument(
         "--quick",
         action="store_true",
-        help=f"one seed, short references, {', '.join(QUICK)}: a first look, not for quoting",
+        help=f"one seed, short references, {', '.join(QUICK)}: for a first look, not for quoting",
     )
-    parser.add_argument("--markdown", action="store_true", help="Markdown instead of plain text")
+    parser.add_argument(
+        "--markdown", action="store_true", help="print Markdown instead of plain text"
+    )
     return parser.parse_args(arguments)
 
 
 class Named(NamedTuple):
-    """A name to select by."""
+    """An object with a name, for `find`."""
 
     name: str
 

@@ -1,10 +1,10 @@
 """The first call of an exported network, compared with tracing it again, in fresh processes.
 
-The clock starts when JAX and eqxlike are imported and the images are on the device, and ends with
-the first numbers: weights or the exported program are read, traced, lowered, compiled and run.
-`jax.export alone` is the floor: the same program, read and called without our code. In a row with
-"compiled before", XLA's program is already cached in a folder. Each round checks that all compute
-the same numbers. Ctrl-C prints the rows that are finished.
+The clock starts after the imports, when the images are on the device. It stops when the first
+result is ready. In between, weights or the exported program are read, traced, lowered, compiled and
+run. `jax.export alone` is the floor: the same program, read and called without eqxlike. In rows
+with "compiled before", XLA's program is cached in a folder. Each round checks that all columns
+compute the same numbers. Ctrl-C prints the finished rows.
 """
 
 import dataclasses
@@ -46,7 +46,7 @@ class Row:
 
     @property
     def name(self) -> str:
-        """The name to select the row by."""
+        """The name that selects the row."""
         kept = "compiled before" if self.is_kept else "compiled anew"
         return f"MLP of digits, {self.depth} hidden layers, {kept}"
 
@@ -92,7 +92,7 @@ def in_process(column: str, row: Row, folder: pathlib.Path) -> dict[str, float]:
 
 
 def measure(row: Row, rounds: int) -> Measurement:
-    """The measurement of a row; an untimed round writes bytecode and programs first.
+    """The measurement of a row. An untimed first round writes bytecode and programs.
 
     **Raises:** `AssertionError` if two columns compute different numbers.
     """
@@ -114,7 +114,7 @@ def measure(row: Row, rounds: int) -> Measurement:
 
 
 def main(arguments: Sequence[str] | None = None, rows: Sequence[Row] = ROWS) -> int:
-    """Measures and prints; returns the exit status: 2 for a wrong argument, 130 after Ctrl-C."""
+    """Measures and prints. Returns 2 for a wrong argument and 130 after Ctrl-C."""
     options = command.parse(arguments, NAME, __doc__, ROUNDS)
 
     def begin() -> tuple[Sequence[Row], dict[str, Any]]:

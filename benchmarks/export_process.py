@@ -1,5 +1,6 @@
-"""Times the first call of a network: `python -m benchmarks.export_process COLUMN DEPTH FOLDER`
-prints the seconds from its files to its first numbers, and their sum, as JSON.
+"""Times the first call of a network. `python -m benchmarks.export_process COLUMN DEPTH FOLDER`
+prints the seconds to read its files and compute the first result, and the sum of the result, as
+JSON.
 """
 
 import json
@@ -54,7 +55,7 @@ COLUMNS: dict[str, Callable[[pathlib.Path, int], Callable[[Any], Any]]] = {
 
 
 def timed(column: str, depth: int, folder: pathlib.Path) -> dict[str, float]:
-    """The seconds of the first call, including reading its files, and the sum of its numbers."""
+    """The seconds to read the files and make the first call, and the sum of the output."""
     images = jax.device_put(np.load(folder / IMAGES))
     jax.block_until_ready(images)
     start_s = time.perf_counter()

@@ -1,8 +1,8 @@
 """Text generation with a cache, of a small language model: eqxlike, NNX, and JAX by hand.
 
-All columns have the same weights, and choose the most likely token. Each is one compiled program
-for the prompt and all new tokens. NNX's cache reads one token a call, so its loop reads the prompt
-token by token.
+All columns have the same weights and choose the most likely token. Each column is one compiled
+program for the prompt and all new tokens. NNX's cache accepts one token in a call, so its loop
+reads the prompt token by token.
 """
 
 import functools
@@ -65,7 +65,7 @@ class LanguageModel(eqx.Module):
 
 
 def case(batch: int) -> Case:
-    """The case of a batch of prompts; each builder returns a function that generates."""
+    """The case of a batch of prompts. Each builder returns a function that generates tokens."""
     model = LanguageModel(jax.random.key(0))
     prompts = jax.random.randint(jax.random.key(1), (batch, PROMPT), 0, VOCABULARY)
     builders = {
@@ -94,7 +94,7 @@ def _scan_stack(model: Any, prompts: jax.Array) -> Any:
     return _eqxlike(eqx.tree_at(lambda model: model.blocks, model, stack), prompts)
 
 
-# --- By hand: arrays, and functions of a whole batch ---
+# --- By hand: functions of arrays and a whole batch ---
 
 
 def _by_hand(model: Any, prompts: jax.Array) -> Any:

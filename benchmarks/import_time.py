@@ -1,9 +1,9 @@
 """The cost of `import eqxlike`, compared with Equinox, NNX, and JAX, which all of them import.
 
-Each import runs in a fresh process, which times it itself: no column includes the start and end of
-Python. The sources are compiled to bytecode beforehand, as after `pip install`, whatever the
-environment's setting for writing it. The processes of a round follow one another, in an
-order that changes; ratios are taken in each round. Ctrl-C prints the rows that are finished.
+Each import runs in a fresh process, which times the import, so that no column includes the start
+and the end of Python. The sources are compiled to bytecode beforehand, as after `pip install`, even
+if the environment disables bytecode. The processes of a round run one after the other, in a
+changing order, and ratios are computed in each round. Ctrl-C prints the finished rows.
 """
 
 import functools
@@ -40,9 +40,9 @@ print(time.perf_counter() - start_s)
 
 
 def row(name: str, statements: Mapping[str, str], before: str = "") -> Case:
-    """The row that times one statement a column; the second word of a statement is a module.
+    """The row that times a statement in each column. Its second word is the name of a module.
 
-    `before` runs first, untimed.
+    `before` is a statement that runs before the clock starts.
     """
 
     def build(statement: str) -> Call:
@@ -58,7 +58,7 @@ def row(name: str, statements: Mapping[str, str], before: str = "") -> Case:
 
 
 def import_s(statement: str, before: str = "") -> float:
-    """The seconds that a statement takes first in a fresh process, after what runs untimed."""
+    """The seconds that a statement takes in a fresh process, after the statement `before`."""
     process = subprocess.run(
         [sys.executable, "-c", TIMED.format(before, statement)],
         stdout=subprocess.PIPE,
@@ -100,7 +100,7 @@ ROWS: tuple[Case, ...] = (
 
 
 def main(arguments: Sequence[str] | None = None, rows: Sequence[Case] = ROWS) -> int:
-    """Measures and prints; returns the exit status: 2 for a wrong argument, 130 after Ctrl-C."""
+    """Measures and prints. Returns 2 for a wrong argument and 130 after Ctrl-C."""
     options = command.parse(arguments, NAME, __doc__, ROUNDS)
 
     def begin() -> tuple[Sequence[Case], dict[str, Any]]:
@@ -119,12 +119,12 @@ def main(arguments: Sequence[str] | None = None, rows: Sequence[Case] = ROWS) ->
 
 
 def measure(calls: Mapping[str, Call], rounds: int, seed: int = 0) -> Measurement:
-    """Measures imports interleaved; an untimed round writes the bytecode first.
+    """Measures imports interleaved. An untimed first round writes the bytecode.
 
     **Arguments:**
 
     - `calls`: functions that return the seconds of one import, by column.
-    - `rounds`: the number of times each is imported.
+    - `rounds`: the number of imports in each column.
     - `seed`: the seed of the order of the columns.
     """
     for call in calls.values():

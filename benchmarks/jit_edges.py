@@ -1,10 +1,9 @@
-"""Calls not in the main table: large models, other arguments, exported programs, first calls; and
-memory.
+"""Other calls: large models, other arguments, exported programs, first calls; and memory.
 
-Every column of a row computes the same numbers, which is checked before anything is timed.
+A check before timing ensures that all columns of a row compute the same numbers.
 `benchmarks.timing` describes the method. A first call, from a new function to its result, cannot be
-repeated: it is timed as in `benchmarks.layer_timing`, without a compilation cache on disk. If all
-rows are measured, memory and asynchrony follow. Ctrl-C prints the rows that are finished.
+repeated, so `benchmarks.layer_timing` times it, without a compilation cache on disk. Memory and
+asynchrony are measured if all rows are selected. Ctrl-C prints the finished rows.
 """
 
 import sys
@@ -32,13 +31,13 @@ FIRST_ROUNDS = command.Rounds(default=15, quick=2)
 
 
 def all_rows() -> list[Row]:
-    """All rows; warm calls come first."""
+    """All rows, starting with warm calls."""
     warm = [*edge_models.rows(), *edge_arguments.rows(), *edge_exported.rows()]
     return [*warm, *edge_first_calls.rows()]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measures and prints; returns the exit status: 2 for a wrong argument, 130 after Ctrl-C."""
+    """Measures and prints. Returns 2 for a wrong argument and 130 after Ctrl-C."""
     options = command.parse(arguments, NAME, __doc__, ROUNDS, FIRST_ROUNDS)
     status, result = layer_rows.measure_rows(NAME, options, all_rows())
     if status == 0 and not options.rows:
@@ -74,7 +73,7 @@ def describe_resources(measured: Mapping[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    # A first call that reads its program from the disk compiles nothing. It is too late for this
-    # once JAX has compiled something.
+    # With a cache on disk, a first call would compile nothing. The cache must be disabled before
+    # JAX compiles its first program.
     jax.config.update("jax_enable_compilation_cache", False)
     sys.exit(main())

@@ -1,4 +1,4 @@
-"""The costs of a layer to its users: construction, the first call, further calls, the gradient."""
+"""The costs of a layer: construction, first call, later calls and gradient."""
 
 import functools
 from collections.abc import Callable, Mapping
@@ -33,7 +33,7 @@ GRADIENT = Table(
 
 
 def construct(network: Network) -> Row:
-    """The row that builds a network, with each library's own initial values."""
+    """The row that builds a network, with the initial values of each library."""
 
     def build(column: str) -> Call:
         return functools.partial(IMPLEMENTATIONS[column](network).make, jax.random.key(0))
@@ -42,14 +42,14 @@ def construct(network: Network) -> Row:
 
 
 def first_construct(network: Network) -> Row:
-    """The row that builds a network when JAX has compiled nothing yet."""
+    """The row that builds a network before JAX has compiled a program."""
 
     def build(column: str) -> Prepare:
         make = IMPLEMENTATIONS[column](network).make
 
         def prepare() -> Call:
             jax.clear_caches()
-            # The key exists already, as for a second model.
+            # The key is made before the clock starts.
             return functools.partial(make, jax.block_until_ready(jax.random.key(0)))
 
         return prepare
@@ -61,10 +61,10 @@ def first_construct(network: Network) -> Row:
 
 
 def first_call(network: Network) -> Row:
-    """The row that applies a new model for the first time, by a new compiled function."""
+    """The row that applies a new model for the first time, with a new compiled function."""
 
     def build(column: str) -> Prepare:
-        IMPLEMENTATIONS[column](network)  # Raises here if the library is not installed.
+        IMPLEMENTATIONS[column](network)  # raises ImportError if the library is not installed
         return functools.partial(_compiled, network, column)
 
     return Row(FIRST_CALL, _case(network, build), check_first_calls)
@@ -73,7 +73,7 @@ def first_call(network: Network) -> Row:
 def compilation(network: Network) -> Row:
     """The row that compiles the program of the first call.
 
-    The row of a CNN has one more column, which compiles only the reordering of arrays.
+    The row of a CNN has an additional column, which compiles only the reordering of arrays.
     """
 
     def build(column: str) -> Prepare:
@@ -89,7 +89,7 @@ def compilation(network: Network) -> Row:
     if network.maker == "cnn":
         reorder = {REORDER: lambda: lambda: _reordering(network).compile}
         case = Case(case.name, {**case.builders, **reorder}, case.baseline)
-    # The first calls of this network are compared in a row of their own.
+    # Another row compares the first calls of this network.
     return Row(COMPILE, case, lambda preparations: None)
 
 
@@ -99,17 +99,17 @@ def forward(network: Network) -> Row:
 
 
 def gradient(network: Network) -> Row:
-    """The row that differentiates a network by its parameters."""
+    """The row that differentiates a network with respect to its parameters."""
 
     def build(column: str) -> Call:
         implementation = IMPLEMENTATIONS[column](network)
         model, batch = implementation.holding(weights(network)), implementation.batch
         function = implementation.differentiated()
-        # The loss is ready together with the gradient, and waiting for it flattens nothing.
+        # The loss is ready together with the gradient. Waiting for it does not flatten a tree.
         return lambda: function(model, batch)[0]
 
     def check(calls: Mapping[str, Call]) -> None:
-        # The calls return only the loss; the gradient is checked with it.
+        # The calls return only the loss. This check also compares the gradients.
         check_gradients(network, tuple(calls))
 
     return Row(GRADIENT, _case(network, build), check)
@@ -118,8 +118,8 @@ def gradient(network: Network) -> Row:
 def _reordering(network: Network) -> Any:
     """The lowered program that only reorders the arrays of a CNN.
 
-    It puts them into the layout of XLA's CPU convolutions, in which NNX stores them, and puts
-    the last features back into the order of ours.
+    It converts them to the layout of XLA's CPU convolutions, which NNX also uses, and converts the
+    last features back to eqxlike's order.
     """
     kernels = [array for array in weights(network) if array.ndim == 4]
     images = network.batch()
@@ -136,7 +136,7 @@ def _reordering(network: Network) -> Any:
 def _compiled(network: Network, column: str) -> functools.partial:
     """A call of a new compiled function on a new model."""
     implementation = IMPLEMENTATIONS[column](network)
-    # The lambda is new, since libraries find a compiled function by the original function.
+    # A new lambda, because libraries find a compiled function by the original function.
     function = implementation.jit(lambda model, batch: implementation.apply(model, batch))
     return functools.partial(
         function, implementation.holding(weights(network)), implementation.batch
@@ -144,6 +144,6 @@ def _compiled(network: Network, column: str) -> functools.partial:
 
 
 def _case(network: Network, build: Callable[[str], Call]) -> Case:
-    """The case with a column for each library, ratios to Equinox."""
+    """The case with a column for each library, and ratios to Equinox."""
     builders = {column: functools.partial(build, column) for column in IMPLEMENTATIONS}
     return Case(network.name, builders, baseline=EQUINOX)

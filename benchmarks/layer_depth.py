@@ -1,4 +1,4 @@
-"""The costs of depth: building a hundred layers, and compiling a stack of equal ones."""
+"""The costs of depth: building a hundred layers, and compiling a stack of equal layers."""
 
 import functools
 import importlib
@@ -45,7 +45,7 @@ def mlp(depth: int, width: int) -> Row:
 
 
 def stack(depth: int, width: int) -> Row:
-    """The row that compiles `depth` layers, applied in a loop and in sequence."""
+    """The row that compiles `depth` layers, in a loop and in sequence."""
     x = networks.normal(width, seed=1)
     columns = (SEQUENTIAL, SCAN_STACK)
 
@@ -78,7 +78,7 @@ def stack(depth: int, width: int) -> Row:
 
 
 def stack_model(column: str, depth: int, width: int) -> Any:
-    """MLPs with one hidden layer, twice as wide, as the column stores and applies them."""
+    """MLPs with one hidden layer of twice the width, stored as in the column."""
     keys = layer_models.split_keys(jax.random.key(0), depth)
     layers = [eqxlike.nn.MLP(width, width, 2 * width, 1, key=key) for key in keys]
     arrange = eqxlike.nn.Sequential if column == SEQUENTIAL else eqxlike.nn.ScanStack.stack
@@ -86,7 +86,7 @@ def stack_model(column: str, depth: int, width: int) -> Any:
 
 
 def _new_function() -> Any:
-    """A function that was never compiled: libraries find a compiled function by the original."""
+    """A function that was never compiled. Libraries find a compiled function by the original."""
     return eqxlike.filter_jit(lambda model, x: model(x))
 
 
@@ -102,7 +102,7 @@ def _construct(
 
     - `name`: the name of the row.
     - `make`: makes the model with a library, eqxlike or Equinox.
-    - `make_nnx`: makes it with NNX, from `benchmarks.nnx_layer_models`.
+    - `make_nnx`: makes the model with NNX, from `benchmarks.nnx_layer_models`.
     - `shapes`: the shapes of the parameters.
     """
     limit = shapes[0][-1] ** -0.5

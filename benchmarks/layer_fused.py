@@ -1,4 +1,4 @@
-"""The benefit of `nn.fuse`: the projections of self-attention separately, and as one product."""
+"""The benefit of `nn.fuse`: projections of self-attention as one product and separately."""
 
 import functools
 
@@ -20,7 +20,7 @@ GRADIENT = Table("Self-attention of a batch, value and gradient", unit="microsec
 
 
 def attention(width: int, length: int, batch: int, table: Table) -> Row:
-    """The row of one `MultiheadAttention` of four heads, called as `attention(x, x, x)`."""
+    """The row of a `MultiheadAttention` with four heads, called as `attention(x, x, x)`."""
 
     def build(column: str) -> Call:
         model = nn.MultiheadAttention(4, width, key=jax.random.key(0))
@@ -46,5 +46,5 @@ def _value_and_gradient(model: nn.MultiheadAttention, x: jax.Array) -> jax.Array
         return jnp.mean(_output(model, x) ** 2)
 
     value, gradient = eqxlike.filter_value_and_grad(loss)(model)
-    # The whole gradient is part of the result: nothing of it is left out.
+    # The result contains the whole gradient, so that XLA computes all of it.
     return value + 0.0 * sum(jnp.sum(each) for each in jax.tree.leaves(gradient))

@@ -1,6 +1,6 @@
-"""One attention and one convolution alone, with all gradients, next to JAX's functions and PyTorch.
+"""An attention and a convolution with all gradients, compared with JAX's functions and PyTorch.
 
-PyTorch's column is there if PyTorch is installed.
+There is a column for PyTorch if it is installed.
 """
 
 import functools
@@ -28,7 +28,7 @@ CONVOLUTION = Table("Convolution of a batch, value and gradient")
 
 
 def attention(length: int, batch: int, is_causal: bool) -> Row:
-    """The row of an attention with 4 heads of 32 features; `PLAIN` builds all scores."""
+    """The row of an attention with 4 heads of 32 features. `PLAIN` materialises all scores."""
     arrays = [networks.normal(batch, length, 4, 32, seed=seed) for seed in range(3)]
 
     def by_jax(implementation: Any) -> Call:
@@ -57,7 +57,7 @@ def attention(length: int, batch: int, is_causal: bool) -> Row:
 
 
 def convolution(batch: int, channels: int, out_channels: int, size: int, kernel: int) -> Row:
-    """The row of a `Conv2d` that keeps the size."""
+    """The row of a `Conv2d` whose output has the size of its input."""
     x = networks.normal(batch, channels, size, size, seed=0)
     weight = networks.normal(out_channels, channels, kernel, kernel, seed=1)
 
@@ -98,7 +98,7 @@ def _of_jax(function: Callable[..., jax.Array], *arrays: jax.Array) -> Call:
     @jax.jit
     def step(*arrays: jax.Array) -> jax.Array:
         value, gradients = jax.value_and_grad(loss, range(len(arrays)))(*arrays)
-        # All gradients are part of the result, so that XLA computes each of them.
+        # The result contains all gradients, so that XLA computes all of them.
         return jnp.stack([value, *(jnp.mean(jnp.abs(each)) for each in gradients)])
 
     return functools.partial(step, *arrays)

@@ -1,7 +1,7 @@
 """The networks of the layer benchmark, for eqxlike and for any library with the same names.
 
-Each takes one example. Both libraries hold the parameters in the same tree order, and draw them
-in their own way.
+Each network is called with one example. Both libraries store the parameters in the same tree order,
+but draw different initial values.
 """
 
 import functools
@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 
 class MLPSizes(NamedTuple):
-    """A multi-layer perceptron: `depth` hidden layers of `width` units, ReLU between them."""
+    """A multi-layer perceptron: `depth` hidden layers of `width` units, with ReLU."""
 
     features: int
     width: int
@@ -32,14 +32,14 @@ class CNNSizes(NamedTuple):
 
 
 class LSTMSizes(NamedTuple):
-    """One LSTM cell over a sequence."""
+    """An LSTM cell over a sequence."""
 
     features: int
     hidden: int
 
 
 class TransformerSizes(NamedTuple):
-    """Pre-norm blocks of attention and a perceptron with `4 * width` hidden units."""
+    """Pre-norm blocks of attention and an MLP with `4 * width` hidden units."""
 
     width: int
     heads: int
@@ -47,7 +47,7 @@ class TransformerSizes(NamedTuple):
 
 
 class LanguageSizes(NamedTuple):
-    """A transformer of causal blocks over `length` tokens, between embedding and readout."""
+    """An embedding, a transformer of causal blocks over `length` tokens, and a readout."""
 
     tokens: int
     length: int
@@ -55,7 +55,7 @@ class LanguageSizes(NamedTuple):
 
 
 class ResNetSizes(NamedTuple):
-    """A residual network of bottleneck blocks: `stages` has the number of blocks of each stage."""
+    """A residual network of bottleneck blocks. `stages` are the numbers of blocks in each stage."""
 
     side: int
     width: int
@@ -66,7 +66,7 @@ class ResNetSizes(NamedTuple):
     def blocks(self) -> list[list[tuple[int, int, int, int]]]:
         """The convolutions of each block: channels before and after, kernel, and stride.
 
-        A fourth convolution is the one of the shortcut.
+        A fourth convolution is the shortcut.
         """
         found, before = [], self.width
         for stage, depth in enumerate(self.stages):
@@ -81,28 +81,28 @@ class ResNetSizes(NamedTuple):
 
 
 KERNEL, PADDING, WINDOW = 3, 1, 2
-"""These are kernel, stride and padding of every convolution, window and stride of every pooling."""
+"""Kernel, stride and padding of all convolutions, and window and stride of all poolings."""
 
 EXPANSION = 4
-"""A transformer's perceptrons have this many hidden units for each feature."""
+"""The number of hidden units for each feature in the MLPs of a transformer."""
 
 split_keys = jax.jit(lambda key, num: tuple(jax.random.split(key, num)), static_argnums=1)
-"""`jax.random.split` as a tuple of keys: one dispatch, whichever library the keys are for."""
+"""`jax.random.split` as a tuple of keys, with one dispatch for both libraries."""
 
 
 def flat_shape(sizes: CNNSizes) -> tuple[int, int, int]:
-    """Channels, height and width of the output of a CNN's last pooling."""
+    """The channels, height and width after the last pooling of a CNN."""
     side = sizes.side // WINDOW ** (len(sizes.channels) - 1)
     return sizes.channels[-1], side, side
 
 
 def mlp(library: Any, sizes: MLPSizes, key: jax.Array) -> Any:
-    """The library's own MLP."""
+    """The library's MLP."""
     return library.nn.MLP(sizes.features, sizes.classes, sizes.width, sizes.depth, key=key)
 
 
 def cnn(library: Any, sizes: CNNSizes, key: jax.Array) -> Any:
-    """A CNN of images of shape (channels, height, width)."""
+    """A CNN for images of shape (channels, height, width)."""
     nn = library.nn
     keys = split_keys(key, len(sizes.channels))
     layers: list[Any] = []
@@ -124,7 +124,7 @@ def lstm(library: Any, sizes: LSTMSizes, key: jax.Array) -> Any:
 
 
 def transformer(library: Any, sizes: TransformerSizes, key: jax.Array) -> Any:
-    """Pre-norm blocks of sequences of shape (sequence, width)."""
+    """Pre-norm blocks for sequences of shape (sequence, width)."""
     block = _classes(library).Block
     keys = split_keys(key, sizes.depth)
     return library.nn.Sequential([block(sizes.width, sizes.heads, key) for key in keys])
@@ -133,17 +133,17 @@ def transformer(library: Any, sizes: TransformerSizes, key: jax.Array) -> Any:
 def language_model(
     library: Any, sizes: LanguageSizes, key: jax.Array, is_stacked: bool = False
 ) -> Any:
-    """A causal transformer of token sequences, shape (sequence,), its blocks a list or a stack."""
+    """A causal transformer for tokens of shape (sequence,), with a list or a stack of blocks."""
     return _classes(library).LanguageModel(sizes, key, is_stacked)
 
 
 def normalised_cnn(library: Any, sizes: CNNSizes, key: jax.Array) -> tuple[Any, Any]:
-    """The CNN with `BatchNorm` after each convolution, and its state."""
+    """A CNN with `BatchNorm` after each convolution, and its state."""
     return library.nn.make_with_state(_classes(library).NormalisedCNN)(sizes, key)
 
 
 def resnet(library: Any, sizes: ResNetSizes, key: jax.Array) -> tuple[Any, Any]:
-    """A ResNet of images of shape (channels, height, width), and its state."""
+    """A ResNet for images of shape (channels, height, width), and its state."""
     return library.nn.make_with_state(_classes(library).ResNet)(sizes, key)
 
 
@@ -159,7 +159,7 @@ def linear_shapes(width: int, depth: int) -> list[tuple[int, ...]]:
 
 
 def uniform_arrays(shapes: Sequence[tuple[int, ...]], limit: float, key: jax.Array) -> Any:
-    """The minimum that a model draws: one uniform array for each shape, by one call."""
+    """The fewest random arrays of a model: one uniform array for each shape, drawn in one call."""
     keys = split_keys(key, len(shapes))
     return [
         jax.random.uniform(key, shape, minval=-limit, maxval=limit)
@@ -168,7 +168,7 @@ def uniform_arrays(shapes: Sequence[tuple[int, ...]], limit: float, key: jax.Arr
 
 
 class _Classes(NamedTuple):
-    """The Modules that are defined here rather than taken from a library."""
+    """The Modules that this file defines."""
 
     LSTM: Callable[..., Any]
     Block: Callable[..., Any]
@@ -179,7 +179,7 @@ class _Classes(NamedTuple):
 
 @functools.cache
 def _classes(library: Any) -> _Classes:
-    """The Modules for one library, made once, so that all of its models have one type."""
+    """The Modules for a library. They are defined once, so that all models have the same type."""
     nn = library.nn
 
     class LSTM(library.Module):

@@ -1,8 +1,8 @@
-"""The networks of the layer benchmark in each library, with the transformations of that library.
+"""The networks of the layer benchmark in each library, with the transformations of the library.
 
-A `Network` says what to compute, and an `Implementation` how one library computes it: eqxlike and
-Equinox take one example, compile by their `filter_jit` and batch with `jax.vmap`; NNX
-takes a batch. All of them hold the same weights: those that eqxlike draws.
+A `Network` defines a computation, and an `Implementation` defines how a library computes it. Models
+of eqxlike and Equinox are called with one example, compiled with `filter_jit` and batched with
+`jax.vmap`. Models of NNX are called with a batch. All have the weights that eqxlike draws.
 """
 
 import dataclasses
@@ -22,8 +22,8 @@ EQUINOX = "Equinox"
 NNX = "NNX"
 
 TOLERANCE = 1e-4
-"""Gradients may differ by this much: they are sums over a batch, and over steps, which libraries
-add in different orders.
+"""The tolerance of gradients, which are sums over a batch and over steps. Libraries add them in
+different orders.
 """
 
 
@@ -31,10 +31,10 @@ add in different orders.
 class Network:
     """A network and the batch that it is applied to.
 
-    - `name`: the name of its row in each table.
-    - `maker`: the name of the function that makes it, in `layer_models` and `nnx_layer_models`.
-    - `sizes`: the sizes that this function takes.
-    - `batch_shape`: the shape of the input; channels come first.
+    - `name`: the name of the row in each table.
+    - `maker`: the name of the function in `layer_models` and `nnx_layer_models` that makes it.
+    - `sizes`: the argument `sizes` of this function.
+    - `batch_shape`: the shape of the input, with channels first.
     """
 
     name: str
@@ -49,14 +49,14 @@ class Network:
 
 @dataclasses.dataclass(frozen=True)
 class Implementation:
-    """One network in one library.
+    """A network in a library.
 
-    - `make`: returns a new model, from a key.
-    - `load`: returns the model with other parameters; takes eqxlike's, in tree order.
+    - `make`: returns a new model from a key.
+    - `load`: returns the model with eqxlike's parameters, which are passed in tree order.
     - `arrays`: returns the arrays of a model or of its gradient.
     - `apply`: returns the output of a model for a batch.
     - `jit`: compiles a function of a model and a batch.
-    - `value_and_grad`: differentiates a function of a model and a batch by the model.
+    - `value_and_grad`: differentiates such a function with respect to the model.
     - `batch`: the input, in the library's layout.
     """
 
@@ -69,7 +69,7 @@ class Implementation:
     batch: jax.Array
 
     def holding(self, arrays: Sequence[jax.Array]) -> Any:
-        """A new model with these parameters, which are in eqxlike's order."""
+        """A new model with the parameters `arrays`, in eqxlike's order."""
         return self.load(self.make(jax.random.key(0)), arrays)
 
     def differentiated(self) -> Callable[[Any, jax.Array], tuple[jax.Array, Any]]:
@@ -96,7 +96,7 @@ def of_modules(library: Any, network: Network) -> Implementation:
 
 
 def of_nnx(network: Network) -> Implementation:
-    """The network in NNX. Raises ImportError without flax."""
+    """The network in NNX. Raises ImportError if Flax is not installed."""
     nnx = importlib.import_module("flax.nnx")
     make = getattr(importlib.import_module("benchmarks.nnx_layer_models"), network.maker)
 
@@ -121,7 +121,7 @@ IMPLEMENTATIONS: dict[str, Callable[[Network], Implementation]] = {
     EQUINOX: lambda network: of_modules(importlib.import_module("equinox"), network),
     NNX: of_nnx,
 }
-"""The functions from a network to its implementation, by column. They raise ImportError if the
+"""Maps a column to the function that implements a network. The function raises ImportError if the
 library is not installed.
 """
 
@@ -133,10 +133,10 @@ def weights(network: Network) -> list[jax.Array]:
 
 
 def check_gradients(network: Network, columns: Sequence[str]) -> None:
-    """Raises unless the libraries of these columns compute the same loss and gradient as eqxlike.
+    """Checks that the libraries of these columns compute the same loss and gradient as eqxlike.
 
-    **Raises:** `AssertionError` that names the differing column, and the numbers; or reports that a
-    gradient is zero, which too many others would match.
+    **Raises:** `AssertionError` that names the differing column and the numbers, or a gradient that
+    is zero, because a zero gradient is a weak test.
     """
     parameters = weights(network)
     ours = IMPLEMENTATIONS[OURS](network)
@@ -149,8 +149,8 @@ def check_gradients(network: Network, columns: Sequence[str]) -> None:
             continue
         other = IMPLEMENTATIONS[column](network)
         result = other.differentiated()(other.holding(parameters), other.batch)
-        # A library that stores a parameter transposed has the transposed gradient, so
-        # gradients are copied like parameters.
+        # A library that stores a transposed parameter has a transposed gradient, so gradients are
+        # loaded like parameters.
         expected = [loss, *other.arrays(other.holding(gradient))]
         for one, another in zip([result[0], *other.arrays(result[1])], expected, strict=True):
             np.testing.assert_allclose(

@@ -1,7 +1,7 @@
-"""The rows of several tables, and the way from them to a report.
+"""The rows of several tables, and the command that measures them.
 
-A row is a `Case`, as in `benchmarks.cases`, with its table and its own
-check: libraries may draw different parameters, but must compute the same outputs.
+A row is a `Case` of `benchmarks.cases` with its table and its check. Libraries may draw different
+parameters, but must compute the same outputs.
 """
 
 import argparse
@@ -19,12 +19,12 @@ from benchmarks.timing import Call, measure
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """A table, whose rows measure the same thing.
+    """A table of rows that measure the same quantity.
 
-    - `title`: what one call does.
-    - `clocks`: the clocks to print, of "completion" and "dispatch".
-    - `is_first_call`: whether each call is of a new function; the builders of a row's columns then
-      make a `Prepare`.
+    - `title`: a description of a call.
+    - `clocks`: the clocks to print, "completion" or "dispatch".
+    - `is_first_call`: whether each call is a first call. The builders of a row then return a
+      `Prepare`.
     - `unit`: the unit of the times, one of `benchmarks.table.UNITS_US`.
     """
 
@@ -36,12 +36,13 @@ class Table:
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One piece of work in all columns.
+    """A computation in all columns.
 
     - `table`: the table of the row.
-    - `case`: its name, its columns and the baseline.
-    - `check`: takes what the columns built; raises AssertionError unless they do the same.
-    - `count_lines`: returns the lines of each column's lowered program, if they matter.
+    - `case`: the name, the columns and the baseline.
+    - `check`: called with the output of the builders, by column. Raises AssertionError if columns
+      differ.
+    - `count_lines`: returns the number of lines of each column's lowered program, if it is shown.
     """
 
     table: Table
@@ -51,22 +52,22 @@ class Row:
 
     @property
     def name(self) -> str:
-        """The name to select the row by: the name of the table, then of the case."""
+        """The name that selects the row: the title of the table and the name of the case."""
         return f"{self.table.title}; {self.case.name}"
 
 
 def measure_rows(
     name: str, options: argparse.Namespace, among: Sequence[Row]
 ) -> tuple[int, dict[str, Any]]:
-    """Checks and measures rows, and prints them.
+    """Checks, measures and prints rows.
 
     **Arguments:**
 
     - `name`: the name of the command's module.
-    - `options`: the options as `command.parse` returns them, with `first_rounds`.
+    - `options`: the options that `command.parse` returns, with `first_rounds`.
     - `among`: the rows to choose from.
 
-    **Returns:** the exit status, 2 for a wrong argument and 130 after Ctrl-C, and the report.
+    **Returns:** the exit status (2 for a wrong argument, 130 after Ctrl-C) and the report.
     """
     result: dict[str, Any] = {}
 
@@ -82,7 +83,7 @@ def measure_rows(
 
 
 def _new_report(rows: Sequence[Row], options: argparse.Namespace) -> dict[str, Any]:
-    """A report without rows, with the tables of these rows."""
+    """A report without rows that lists the tables of `rows`."""
     method = {"rounds": options.rounds, "first_rounds": options.first_rounds}
     tables = [
         {"title": table.title, "clocks": list(table.clocks), "unit": table.unit}
@@ -92,10 +93,10 @@ def _new_report(rows: Sequence[Row], options: argparse.Namespace) -> dict[str, A
 
 
 def _measure_row(row: Row, options: argparse.Namespace) -> dict[str, Any]:
-    """Checks and measures one row; returns it in the form of the report."""
+    """Checks and measures a row, and returns it in the form of the report."""
     calls, notes = build(row.case)
     row.check(calls)
-    # Without Equinox, ratios are taken to ours.
+    # Without Equinox, ratios are relative to eqxlike.
     baseline = row.case.baseline if row.case.baseline in calls else next(iter(calls))
     if row.table.is_first_call:
         times = measure_first_calls(calls, baseline=baseline, rounds=options.first_rounds)
@@ -112,9 +113,9 @@ def count_parameters(tree: Any) -> int:
 
 
 def check_sizes(calls: Mapping[str, Call]) -> None:
-    """Raises unless the models of all columns have the same number of parameters.
+    """Checks that the models of all columns have the same number of parameters.
 
-    **Raises:** `AssertionError` with the number of each column.
+    **Raises:** `AssertionError` that names the number of each column.
     """
     sizes = {column: count_parameters(call()) for column, call in calls.items()}
     if len(set(sizes.values())) > 1:
@@ -122,5 +123,5 @@ def check_sizes(calls: Mapping[str, Call]) -> None:
 
 
 def check_first_calls(preparations: Mapping[str, Prepare]) -> None:
-    """Raises unless the first calls of all columns return the same numbers."""
+    """Raises `AssertionError` if the first calls of the columns return different numbers."""
     check_agreement({column: prepare() for column, prepare in preparations.items()}, times=1)

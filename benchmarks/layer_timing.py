@@ -1,8 +1,8 @@
 """Interleaved timing of calls that can be made only once: first calls and compilations.
 
-`benchmarks.timing.measure` repeats calls, so it cannot time these. Here each round prepares every
-column again, outside the clock, and times one call of it. As there, rounds are interleaved and
-ratios are taken in each round.
+`benchmarks.timing.measure` repeats calls, so it cannot time first calls. Here each round prepares
+every column again, outside of the clock, and times one call. Rounds are interleaved and ratios are
+computed in each round, as in `benchmarks.timing`.
 """
 
 import time
@@ -22,13 +22,13 @@ def measure_first_calls(
 
     **Arguments:**
 
-    - `preparations`: functions that return a new call each time, by name. One untimed round of
-      them pays for what JAX sets up once.
-    - `baseline`: the denominator of ratios, a column.
-    - `rounds`: the number of times each is prepared and called.
+    - `preparations`: functions that return a new call each time, by name. An untimed first round
+      absorbs JAX's setup costs.
+    - `baseline`: the column that is the denominator of ratios.
+    - `rounds`: the number of preparations and calls of each column.
     - `seed`: the seed of the order of the columns.
 
-    **Returns:** a `Measurement` with one `Column` for each, in the order given.
+    **Returns:** a `Measurement` with a `Column` for each name, in the order of `preparations`.
     """
     for prepare in preparations.values():
         timed_us(prepare())

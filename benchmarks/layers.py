@@ -1,14 +1,13 @@
 """The costs of the layers of eqxlike.nn, compared with Equinox and NNX.
 
-Four networks are constructed, called for the first time, called again and differentiated; deep
-models are constructed, and stacks of equal layers compiled. One attention and one convolution are
-differentiated next to JAX's functions and PyTorch's. Before anything is timed, a check
-compares the outputs and gradients that all libraries compute from the same weights. Only
-constructed models differ: each library draws its own initial values.
+Four networks are constructed, called for the first time, called again and differentiated. Deep
+models are constructed, and stacks of equal layers are compiled. An attention and a convolution are
+differentiated and compared with JAX's and PyTorch's functions. A check before timing compares the
+outputs and gradients that all libraries compute from the same weights. Only constructed models
+differ, because each library draws its own initial values.
 
-`benchmarks.timing` describes the method. First calls and compilations are timed by
-`benchmarks.layer_timing`, without a compilation cache on disk. Ctrl-C prints the rows that are
-finished.
+`benchmarks.timing` describes the method. `benchmarks.layer_timing` times first calls and
+compilations, without a compilation cache on disk. Ctrl-C prints the finished rows.
 """
 
 import sys
@@ -58,14 +57,14 @@ ROWS: tuple[Row, ...] = (
 
 
 def main(arguments: Sequence[str] | None = None, rows: Sequence[Row] = ROWS) -> int:
-    """Measures and prints; returns the exit status: 2 for a wrong argument, 130 after Ctrl-C."""
+    """Measures and prints. Returns 2 for a wrong argument and 130 after Ctrl-C."""
     options = command.parse(arguments, NAME, __doc__, ROUNDS, FIRST_ROUNDS)
     status, _ = layer_rows.measure_rows(NAME, options, rows)
     return status
 
 
 if __name__ == "__main__":
-    # A first call that reads its program from disk compiles nothing. This has no effect
-    # once JAX has compiled something.
+    # With a cache on disk, a first call would compile nothing. The cache must be disabled before
+    # JAX compiles its first program.
     jax.config.update("jax_enable_compilation_cache", False)
     sys.exit(main())

@@ -1,8 +1,8 @@
 """The cost of loops forwards and backwards, compared with `jax.lax.scan` and Equinox's loops.
 
-All columns of a row compute the same numbers, which is checked before anything is timed. The
-notes of a row have the temporary memory of each column, by XLA's analysis, and the time to trace
-and compile it. `benchmarks.timing` describes the method. Ctrl-C prints the rows that are finished.
+A check before timing ensures that all columns of a row compute the same numbers. The notes of a row
+show the temporary memory of each column, as estimated by XLA, and the time to trace and compile it.
+`benchmarks.timing` describes the method. Ctrl-C prints the finished rows.
 """
 
 import functools
@@ -42,12 +42,12 @@ Run = Callable[[Any, Any], Any]
 
 
 def equinox_loops() -> Any:
-    """Equinox's loops. Raises ImportError if it is not installed."""
+    """Equinox's loops. Raises ImportError if Equinox is not installed."""
     return importlib.import_module("equinox.internal")
 
 
 def in_scan(step: Recurrence, length: int, parameters: Any, carry: Any) -> Any:
-    """The loop by `jax.lax.scan`."""
+    """The loop with `jax.lax.scan`."""
     return jax.lax.scan(lambda carry, _: (step(parameters, carry), None), carry, None, length)[0]
 
 
@@ -59,7 +59,7 @@ def scanned(
     parameters: Any,
     carry: Any,
 ) -> Any:
-    """The loop by the `scan` of a library."""
+    """The loop with the `scan` of a library."""
 
     def body(carry: Any, _: None) -> tuple[Any, None]:
         return step(parameters, carry), None
@@ -76,7 +76,7 @@ def whiled(
     parameters: Any,
     carry: Any,
 ) -> Any:
-    """The loop by the `while_loop` of a library, with a limit on its steps."""
+    """The loop with the `while_loop` of a library and a maximum number of steps."""
 
     def body(state: Any) -> Any:
         return state[0] + 1, step(parameters, state[1])
@@ -91,7 +91,7 @@ def whiled(
 
 
 def of_jax(step: Recurrence, length: Any, parameters: Any, carry: Any) -> Any:
-    """The loop by `jax.lax.while_loop`."""
+    """The loop with `jax.lax.while_loop`."""
     return jax.lax.while_loop(
         lambda state: state[0] < length,
         lambda state: (state[0] + 1, step(parameters, state[1])),
@@ -100,7 +100,7 @@ def of_jax(step: Recurrence, length: Any, parameters: Any, carry: Any) -> Any:
 
 
 def masked(step: Recurrence, length: Any, most: int, parameters: Any, carry: Any) -> Any:
-    """The loop by a scan of the maximum length, which ignores steps beyond the actual length."""
+    """The loop as a scan of the maximum length that masks steps after the actual length."""
 
     def body(carry: Any, index: Any) -> tuple[Any, None]:
         return jnp.where(index < length, step(parameters, carry), carry), None
@@ -113,19 +113,19 @@ def ours() -> Any:
 
 
 def forward(run: Run) -> Callable[[Any, Any], Any]:
-    """Only the value."""
+    """A function that returns only the value."""
     return lambda parameters, carry: jnp.sum(run(parameters, carry) ** 2)
 
 
 def gradient(run: Run) -> Callable[[Any, Any], Any]:
-    """The gradient for the parameters."""
+    """A function that returns the gradient with respect to the parameters."""
     return jax.grad(forward(run))
 
 
 class Compiled:
     """A function with its arguments, compiled ahead of time.
 
-    - `temporary_bytes`: by XLA's analysis.
+    - `temporary_bytes`: the temporary memory, as estimated by XLA.
     """
 
     def __init__(self, function: Callable[[Any, Any], Any], arguments: tuple[Any, Any]):
@@ -142,7 +142,7 @@ class Compiled:
         return jax.jit(self._function).lower(*self._arguments).compile()
 
     def seconds_to_compile(self) -> float:
-        """The time to trace and compile with nothing cached."""
+        """The time to trace and compile without caches."""
         jax.clear_caches()
         start = time.perf_counter()
         self._compile()
@@ -155,7 +155,7 @@ def case(
     runs: Mapping[str, Run],
     arguments: tuple[Any, Any],
 ) -> Case:
-    """The row that compares `runs`; the first of them is the denominator of ratios."""
+    """The row that compares `runs`. The first run is the denominator of ratios."""
     builders = {
         column: functools.partial(Compiled, way(run), arguments) for column, run in runs.items()
     }
@@ -163,7 +163,7 @@ def case(
 
 
 def scalar(parameters: Any, carry: Any) -> Any:
-    """A step with next to no work, to measure the loop."""
+    """A step with almost no work, to measure the overhead of the loop."""
     return jnp.sin(parameters * carry) + 0.1
 
 
@@ -180,7 +180,7 @@ STEPS: Mapping[str, tuple[Recurrence, tuple[Any, Any]]] = {
 
 
 def recurrence(name: str, length: int, way: Callable[..., Any]) -> Case:
-    """The row of one loop of `length` steps, known or only bounded."""
+    """The row of a loop of `length` steps. The length is static, or only bounded."""
     step, arguments = STEPS[name]
     runs: dict[str, Run] = {SCAN: functools.partial(in_scan, step, length)}
     for library, prefix in ((ours, ""), (equinox_loops, f"{EQUINOX} ")):
@@ -288,7 +288,7 @@ ROWS: tuple[Case, ...] = (
 
 
 def first_calls(calls: Mapping[str, Compiled]) -> str:
-    """The time to trace and compile each, and its ratio to Equinox's."""
+    """The time to trace and compile each column, and its ratio to Equinox."""
     seconds: dict[str, list[float]] = {column: [] for column in calls}
     for _ in range(FIRST_CALLS):
         for column, call in calls.items():
@@ -302,7 +302,7 @@ def first_calls(calls: Mapping[str, Compiled]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None, rows: Sequence[Case] = ROWS) -> int:
-    """Measures and prints; returns the exit status: 2 for a wrong argument, 130 after Ctrl-C."""
+    """Measures and prints. Returns 2 for a wrong argument and 130 after Ctrl-C."""
     options = command.parse(arguments, NAME, __doc__, ROUNDS)
 
     def begin() -> tuple[Sequence[Case], dict[str, Any]]:

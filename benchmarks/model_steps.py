@@ -1,8 +1,9 @@
 """Training steps of whole networks: by hand, of Modules, of NNX, and of PyTorch.
 
-A step computes the cross-entropy of a batch and its gradient, and updates weights and running
-statistics with Adam; the updated arrays are donated. Importing this imports JAX and Optax, and no
-library that is compared: `time_first_step` is for fresh processes, and imports the one.
+A step computes the cross-entropy of a batch and its gradient, updates the weights with Adam, and
+updates the running statistics. The updated arrays are donated. Importing this file imports JAX and
+Optax, but no compared library, because `time_first_step` runs in fresh processes and imports only
+the library of its column.
 """
 
 import dataclasses
@@ -40,20 +41,20 @@ TORCH_COMPILED = "PyTorch, torch.compile"
 
 Batch = tuple[jax.Array, jax.Array]
 Apply = Callable[[Any, Any, jax.Array], tuple[jax.Array, Any]]
-"""From a model, its state and a batch to outputs and the new state; the state may be `None`."""
+"""Maps a model, its state and a batch to outputs and the new state. The state may be `None`."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Network:
     """A network and the batch that it is trained on.
 
-    - `name`: the name of its row.
-    - `maker`: the name of the function that makes it, in `layer_models` and `nnx_layer_models`.
-    - `sizes`: the sizes that this function takes.
+    - `name`: the name of the row.
+    - `maker`: the name of the function in `layer_models` and `nnx_layer_models` that makes it.
+    - `sizes`: the argument `sizes` of this function.
     - `inputs`: the shape of a batch of inputs, with channels last.
-    - `backend`: the only backend for it, if any. Networks for GPUs compute in bfloat16, with
-      parameters of float32.
-    - `flops`: the operations of the products of a step, if they are counted.
+    - `backend`: the only backend that runs the network, if any. Networks for GPUs compute in
+      bfloat16 and have float32 parameters.
+    - `flops`: the FLOPs of the matrix products of a step, if they are counted.
     """
 
     name: str
@@ -70,11 +71,11 @@ class Network:
 
     @property
     def amount(self) -> int:
-        """The tokens or examples of a batch."""
+        """The number of tokens or examples in a batch."""
         return math.prod(self.inputs) if self.maker == "language_model" else self.inputs[0]
 
     def batch(self) -> Batch:
-        """Inputs and labels."""
+        """The inputs and labels."""
         draw = np.random.default_rng(2).integers
         if isinstance(self.sizes, LanguageSizes):
             tokens = draw(self.sizes.tokens, size=(2, *self.inputs), dtype=np.int32)
@@ -85,9 +86,9 @@ class Network:
 
 
 class Step(NamedTuple):
-    """A training step that replaces its own state.
+    """A training step that stores its state.
 
-    - `call`: makes one more step and returns its loss.
+    - `call`: makes the next step and returns its loss.
     - `compiled`: returns the compiled program.
     """
 
@@ -95,7 +96,7 @@ class Step(NamedTuple):
     compiled: Callable[[], Any]
 
     def peak_bytes(self) -> int:
-        """The bytes that the program needs at once, by XLA's analysis."""
+        """The peak memory of the program in bytes, as estimated by XLA."""
         found = self.compiled().memory_analysis()
         sizes = found.temp_size_in_bytes + found.output_size_in_bytes
         return sizes + found.argument_size_in_bytes - found.alias_size_in_bytes
@@ -108,7 +109,7 @@ def cross_entropy(outputs: jax.Array, labels: jax.Array) -> jax.Array:
 
 
 def cast(tree: Any, dtype: str) -> Any:
-    """The tree with its floating-point arrays in `dtype`."""
+    """Casts the floating-point arrays of a tree to `dtype`."""
 
     def converted(leaf: Any) -> Any:
         is_float = isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jnp.floating)
@@ -127,7 +128,7 @@ def language_model(
     kind: str = "language model",
     **options: Any,
 ) -> Network:
-    """A language model with heads of `head` features; attention counts as if it were not causal."""
+    """A language model with heads of `head` features. FLOPs count attention as not causal."""
     sizes = LanguageSizes(tokens, length, TransformerSizes(width, width // head, depth))
     name = f"{kind}, {depth} layers of {width}, {length} tokens, batch {batch}"
     products = 12 * depth * width**2 + tokens * width + 2 * depth * length * width
@@ -136,7 +137,7 @@ def language_model(
 
 
 def resnet(name: str, sizes: ResNetSizes, batch: int, **options: Any) -> Network:
-    """A ResNet of images with three channels."""
+    """A ResNet for images with three channels."""
     side, products = sizes.side // 4, 3 * 49 * sizes.width * (sizes.side // 2) ** 2
     for block in sizes.blocks:
         for place, (before, after, kernel, stride) in enumerate(block):
@@ -185,7 +186,7 @@ FIRST = language_model(64, 12, length=64, batch=4)
 
 
 def time_first_step(column: str, network: Network, start_s: float) -> None:
-    """Prints the seconds from `start_s`, on `time.perf_counter`, to the end of the first step.
+    """Prints the seconds from `start_s` (of `time.perf_counter`) to the end of the first step.
 
     Also prints the seconds to build the model, the optimiser's state and the batch.
     """
@@ -199,18 +200,18 @@ def time_first_step(column: str, network: Network, start_s: float) -> None:
 
 
 def print_process_bytes(column: str, network: Network) -> None:
-    """Prints by how many bytes the resident memory of this process grows for training steps.
+    """Prints the growth of the resident memory of this process during training steps, in bytes.
 
-    This is the peak of three steps after the first one, minus the memory after importing libraries
+    This is the peak of three steps after the first step, minus the memory after importing libraries
     and drawing eqxlike's weights. It includes a copy of the weights, the optimiser's state, memory
-    kept by compilation, and the steps themselves. Needs Linux.
+    kept by compilation, and the steps. Needs Linux.
     """
     importlib.import_module(LIBRARIES[column])
     arrays = jax.block_until_ready(weights(network))
     before = _resident_bytes("VmRSS")
     step = COLUMNS[column](network, [jnp.copy(array) for array in arrays])
     jax.block_until_ready(step.call())
-    # Resets the peak, which so far is the peak of compilation.
+    # Resets the peak, which was reached during compilation.
     pathlib.Path("/proc/self/clear_refs").write_text("5")
     for _ in range(3):
         jax.block_until_ready(step.call())
@@ -222,15 +223,15 @@ def _resident_bytes(name: str) -> int:
     return next(1024 * int(line.split()[1]) for line in lines if line.startswith(name))
 
 
-# --- Modules: eqxlike and Equinox, which take one example ---
+# --- Modules of eqxlike and Equinox, which are called with one example ---
 
 
 def of_modules(
     name: str, network: Network, arrays: Sequence[jax.Array] | None, is_stacked: bool = False
 ) -> Step:
-    """The step of a network of Modules of a library, with `filter_jit`.
+    """The step of a network of Modules, with the `filter_jit` of a library.
 
-    Starts with `arrays`, which are in eqxlike's order and of blocks in a list, if there are any.
+    The initial parameters are `arrays` if given, in eqxlike's order and for a list of blocks.
     """
     library = importlib.import_module(name)
     is_loaded = arrays is not None
@@ -296,13 +297,13 @@ def _stepping(library: Any, model: Any, state: Any, batch: Batch, dtype: str) ->
     return Step(call, compiled)
 
 
-# --- NNX, which takes a batch ---
+# --- NNX, which is called with a batch ---
 
 
 def of_nnx(network: Network, arrays: Sequence[jax.Array] | None) -> Step:
-    """The step of a network of NNX, with `nnx.jit`; raises ImportError without flax.
+    """The step of a network of NNX, with `nnx.jit`. Raises ImportError if Flax is not installed.
 
-    Starts with `arrays`, which are in eqxlike's order, if there are any.
+    The initial parameters are `arrays` if given, in eqxlike's order.
     """
     nnx = importlib.import_module("flax.nnx")
     make = getattr(importlib.import_module("benchmarks.nnx_layer_models"), network.maker)
@@ -337,15 +338,15 @@ def of_nnx(network: Network, arrays: Sequence[jax.Array] | None) -> Step:
 
 
 def of_torch(network: Network, arrays: Any, is_compiled: bool = False) -> Any:
-    """The step of a network of PyTorch, on a GPU if it is compiled; raises ImportError without."""
+    """The step of a PyTorch network, on a GPU if compiled. Raises ImportError without PyTorch."""
     return importlib.import_module("benchmarks.torch_networks").step(network, arrays, is_compiled)
 
 
-# --- by hand: `jax.jit` over a list of arrays, laid out as XLA computes with them ---
+# --- by hand: `jax.jit` of a list of arrays in the layout that XLA computes with ---
 
 
 def by_hand(network: Network, arrays: Sequence[jax.Array] | None) -> Step:
-    """The step of functions of a list of arrays, which take a batch; starts with eqxlike's."""
+    """The step of hand-written functions of a list of arrays and a batch, from eqxlike's arrays."""
     take = iter(weights(network) if arrays is None else arrays)
     parameters, state, apply = BY_MAKER[network.maker](network.sizes, take)
     adam = networks.optimiser()
@@ -401,7 +402,7 @@ def _lstm(sizes: LSTMSizes, take: Iterator[jax.Array]) -> tuple[Any, Any, Apply]
             return (jax.nn.sigmoid(o) * jnp.tanh(c), c), None
 
         zeros = jnp.zeros((len(x), sizes.hidden), x.dtype)
-        # The product with all inputs is one, before the loop.
+        # One product with all inputs, before the loop.
         gates = jnp.swapaxes(x, 0, 1) @ of_input + bias
         return jax.lax.scan(step, (zeros, zeros), gates)[0][0], state
 
@@ -465,7 +466,7 @@ def _normalised_cnn(sizes: CNNSizes, take: Iterator[jax.Array]) -> tuple[Any, An
     norms = [[next(take), next(take)] for _ in channels]
     flat = layer_models.flat_shape(sizes)
     kernel, bias = next(take), next(take)
-    # Channels come last in the features that this flattens, first in the features of eqxlike.
+    # Here the channels come last in the flattened features. In eqxlike they come first.
     kernel = jnp.moveaxis(kernel.reshape(-1, *flat), 1, -1).reshape(kernel.shape).T
     state = [[jnp.zeros(size), jnp.ones(size)] for size in channels]
     return [convs, norms, [kernel, bias]], state, apply
@@ -518,8 +519,8 @@ BY_MAKER: dict[str, Callable[[Any, Iterator[jax.Array]], tuple[Any, Any, Apply]]
     "normalised_cnn": _normalised_cnn,
     "resnet": _resnet,
 }
-"""For each maker of `layer_models`: from the sizes and eqxlike's arrays to parameters, state, and
-the function of both.
+"""Maps each maker of `layer_models` to a function of the sizes and of eqxlike's arrays. It returns
+parameters, state, and the function of both.
 """
 
 LIBRARIES = {
@@ -541,6 +542,6 @@ COLUMNS: dict[str, Callable[[Network, Sequence[jax.Array] | None], Step]] = {
     TORCH_EAGER: of_torch,
     TORCH_COMPILED: functools.partial(of_torch, is_compiled=True),
 }
-"""The functions from a network and eqxlike's parameters, or `None`, to a step. They raise
-ImportError if the library is not installed.
+"""Maps a column to a function of a network and eqxlike's parameters (or `None`) that returns a
+step. The function raises ImportError if the library is not installed.
 """

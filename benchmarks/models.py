@@ -1,20 +1,20 @@
 """Training steps of whole networks: eqxlike, Equinox, NNX, PyTorch, and JAX by hand.
 
-GPT-2's size, at contexts of 1,024 and 8,192, and ResNet-50 are for GPUs: they compute in bfloat16,
-with parameters of float32, in at most five rounds. Small forms of them are for CPUs. PyTorch runs
-language models and ResNets, by `torch.compile` on a GPU and eagerly on a CPU. Each table of times
-has one of tokens or examples a second, with the share of the device's peak in bfloat16 if it is
+GPT-2 with contexts of 1,024 and 8,192 tokens and ResNet-50 are for GPUs. They compute in bfloat16,
+with float32 parameters, in at most five rounds. Small versions are for CPUs. PyTorch runs language
+models and ResNets, with `torch.compile` on a GPU and eagerly on a CPU. Each table of times has a
+table of tokens or examples a second, with the fraction of the device's bfloat16 peak if it is
 known. A column that does not fit in the memory of the device is left out.
 
-"By hand" is `jax.jit` over a list of arrays, with functions of a whole batch. All columns start
-from the same weights and train by Adam; a check before timing compares their losses. Peak memory
-comes from XLA's analysis of the compiled step: arguments, outputs and temporaries, without outputs
-that reuse donated arguments.
+"By hand" is `jax.jit` of a list of arrays, with functions of a whole batch. All columns start from
+the same weights and train with Adam. A check before timing compares their losses. Peak memory is
+XLA's estimate for the compiled step: arguments, outputs and temporaries, without outputs that reuse
+donated arguments.
 
-`--memory` adds by how much a fresh process grows for such steps, and `--first-steps` the first step
-of fresh processes, without a compilation cache: the clock starts before JAX is imported, and stops
-when the loss is there. `benchmarks.timing` describes the method. Ctrl-C prints the rows that are
-finished.
+`--memory` also measures the memory growth of a fresh process during such steps. `--first-steps`
+also times the first step of fresh processes, without a compilation cache, from before the import of
+JAX until the loss is ready. `benchmarks.timing` describes the method. Ctrl-C prints the finished
+rows.
 """
 
 import argparse
@@ -73,8 +73,8 @@ model_steps.print_process_bytes({!r}, model_steps.NETWORKS[{}])
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """A row: its name, its table, a function from the options to the row of a report, and the only
-    backend for it, if any.
+    """A row: its name, its table, a function that maps the options to the row of a report, and the
+    only backend that runs it, if any.
     """
 
     name: str
@@ -84,12 +84,12 @@ class Row:
 
 
 def step(network: Network) -> Row:
-    """The row of the time and the memory of a training step."""
+    """The row of the time and memory of a training step."""
     is_full = network.backend == "gpu"
     table = FULL_STEP if is_full else STEP
 
     def measured(options: argparse.Namespace) -> dict[str, Any]:
-        gc.collect()  # This row may need the memory of the row before.
+        gc.collect()  # this row may need the memory of the previous row
         steps, notes = build(case(network))
         leave_out_large(network.name, steps, notes)
         check(steps, tolerance(network))
@@ -112,7 +112,7 @@ def step(network: Network) -> Row:
 
 
 def rates(network: Network, times: Measurement) -> dict[str, Any]:
-    """Tokens or examples a second of each column, and the share of the peak if both are known."""
+    """Tokens or examples a second of each column, and the fraction of the peak if it is known."""
     kind = jax.devices()[0].device_kind
     peaks = [peak for name, peak in _PEAKS.items() if name in kind]
     flops = network.flops if network.dtype == "bfloat16" else None
@@ -124,7 +124,7 @@ def rates(network: Network, times: Measurement) -> dict[str, Any]:
 
 
 def leave_out_large(name: str, steps: dict[str, Any], notes: list[str]) -> None:
-    """Makes a first step of each column, and drops those that need more memory than there is."""
+    """Makes the first step of each column, and drops columns that run out of memory."""
     for column, each in list(steps.items()):
         try:
             jax.block_until_ready(each.call())
@@ -136,7 +136,7 @@ def leave_out_large(name: str, steps: dict[str, Any], notes: list[str]) -> None:
 
 
 def case(network: Network) -> Any:
-    """The case of a network; it builds a `Step` for each column."""
+    """The case of a network, which builds a `Step` for each column."""
     arrays = model_steps.weights(network)
     torch = TORCH_COMPILED if jax.default_backend() == "gpu" else TORCH_EAGER
     makers = {TORCH_COMPILED: (), TORCH_EAGER: (), SCAN_STACK: ("language_model",)}
@@ -158,14 +158,14 @@ def tolerance(network: Network) -> float:
     """The largest relative difference allowed between the losses of columns."""
     if network.dtype == "bfloat16":
         return 3e-2
-    # GPUs multiply float32 matrices with fewer digits by default, in libraries of several kernels.
+    # By default, GPUs multiply float32 matrices with lower precision, and with various kernels.
     if jax.default_backend() != "cpu":
         return 1e-2
     return 1e-3 if network.maker == "resnet" else 1e-4
 
 
 def check(steps: Any, tolerance: float = 1e-4, times: int = 3) -> None:
-    """Raises `AssertionError` unless all columns have the same losses, of several steps."""
+    """Raises `AssertionError` if the losses of several steps differ between columns."""
     losses = {column: [float(step.call()) for _ in range(times)] for column, step in steps.items()}
     for column, found in losses.items():
         expected = losses[BY_HAND]
@@ -181,7 +181,7 @@ def _baseline(columns: Any) -> str:
 
 
 def first_step(table: str, key: str) -> Row:
-    """The row of a time that `time_first_step` prints."""
+    """The row of one of the times that `time_first_step` prints."""
 
     def measured(options: argparse.Namespace) -> dict[str, Any]:
         times, notes = _in_processes(options.first_rounds)
@@ -199,8 +199,9 @@ def first_step(table: str, key: str) -> Row:
 
 @functools.cache
 def _in_processes(rounds: int) -> tuple[dict[str, list[Any]], list[str]]:
-    """What the processes of each column printed, interleaved; after a round that is not counted,
-    which writes bytecode. And notes on what is not installed.
+    """The output of the processes of each column, and notes on libraries that are not installed.
+
+    The rounds are interleaved, after an untimed round that writes bytecode.
     """
     found: dict[str, list[Any]] = {}
     notes = []
@@ -260,11 +261,11 @@ def main(
     rows: Sequence[Row] = ROWS,
     first_rows: Sequence[Row] = FIRST_ROWS,
 ) -> int:
-    """Measures and prints; returns the exit status: 2 for a wrong argument, 130 after Ctrl-C."""
+    """Measures and prints. Returns 2 for a wrong argument and 130 after Ctrl-C."""
     flags = {
-        "first-steps": "the first step of fresh processes too",
-        "memory": "the memory of fresh processes too",
-        "generate": "text generation alone",
+        "first-steps": "also time the first step of fresh processes",
+        "memory": "also measure the memory of fresh processes",
+        "generate": "measure only text generation",
     }
     options = command.parse(arguments, NAME, __doc__, ROUNDS, FIRST_ROUNDS, flags=flags)
 

@@ -1,7 +1,7 @@
 """The networks and losses of the cases, for eqxlike and for any library with the same names.
 
-All of them take their weights from NumPy, in tree order, so that every column computes with the
-same numbers whatever a library draws at initialisation.
+NumPy draws all weights, in tree order, so that every column has the same weights. The initial
+values of the libraries are not used.
 """
 
 import itertools
@@ -14,22 +14,22 @@ import numpy as np
 import optax
 
 LEARNING_RATE = 1e-4
-"""The rate is small, so that the weights stay near their start for any number of steps:
-no column drifts into denormal numbers, which some processors add slowly.
+"""The small rate keeps the weights near their start for any number of steps, so that no column gets
+denormal numbers, which slow down some processors.
 """
 
 
 def weights(sizes: Sequence[int], seed: int = 0) -> list[np.ndarray]:
-    """Weight and bias of each layer, in tree order, as He et al. (2015) draw the weights.
+    """Weight and bias of each layer, in tree order, with the initialisation of He et al. (2015).
 
     **Arguments:**
 
-    - `sizes`: features before the first layer, between layers, and after the last.
+    - `sizes`: number of features before the first layer, between layers, and after the last layer.
     - `seed`: the seed of the draws.
 
-    **Returns:** for each layer an array of shape (features after, features before) and one of shape
-    (features after,), float32. Signals keep their size through any number of ReLU layers, so that
-    outputs that agree do so on more than the last bias.
+    **Returns:** for each layer, float32 arrays of shapes (features after, features before) and
+    (features after,). Signals keep their size through any number of ReLU layers, so that outputs
+    depend on all layers and not only on the last bias.
     """
     generator = np.random.default_rng(seed)
     arrays = []
@@ -45,13 +45,13 @@ def normal(*shape: int, seed: int) -> jax.Array:
 
 
 def mlp(library: Any, width: int, depth: int) -> Any:
-    """The library's MLP with `depth` hidden layers, `width` features everywhere."""
+    """The library's MLP with `depth` hidden layers. All layers have `width` features."""
     model = library.nn.MLP(width, width, width, depth, key=jax.random.key(0))
     return with_arrays(library, model, weights([width] * (depth + 2)))
 
 
 def with_arrays(library: Any, model: Any, arrays: Sequence[Any]) -> Any:
-    """`model` with `arrays` in place of its own, in tree order."""
+    """Replaces the arrays of `model` by `arrays`, in tree order."""
     own, static = library.partition(model, library.is_array)
     leaves, treedef = jax.tree_util.tree_flatten(own)
     for place, (leaf, array) in enumerate(zip(leaves, arrays, strict=True)):
@@ -72,12 +72,12 @@ def forward_batch(model: Any, x: jax.Array) -> jax.Array:
 
 
 def mean_squared_error(model: Any, x: jax.Array, y: jax.Array) -> jax.Array:
-    """The mean squared error over a batch, of a model that takes one example."""
+    """The mean squared error over a batch, of a model of one example."""
     return jnp.mean((jax.vmap(model)(x) - y) ** 2)
 
 
 def optimiser() -> optax.GradientTransformation:
-    """The optimiser of every training step."""
+    """The optimiser of all training steps."""
     return optax.adam(LEARNING_RATE)
 
 
@@ -94,5 +94,5 @@ def training_step(library: Any, loss: Any) -> Any:
 
 
 def training_state(library: Any, model: Any) -> tuple[Any, Any]:
-    """The model and the optimiser's state for it."""
+    """The model and its optimiser state."""
     return model, optimiser().init(library.filter(model, library.is_inexact_array))

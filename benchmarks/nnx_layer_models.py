@@ -1,8 +1,7 @@
 """The networks of the layer benchmark for Flax NNX. Importing this needs flax.
 
-They take a batch, with channels last. `load` copies eqxlike's parameters
-into a network: `arrays` come from `benchmarks.layer_models`, in tree order; NNX stores most
-of them transposed.
+They are called with a batch, with channels last. `load` copies eqxlike's parameters to a network.
+The arrays come from `benchmarks.layer_models`, in tree order. NNX stores most of them transposed.
 """
 
 import itertools
@@ -24,7 +23,7 @@ from benchmarks.layer_models import (
 )
 
 EPSILON = 1e-5
-"""The `LayerNorm` of eqxlike and Equinox has this epsilon; NNX's own default is 1e-6."""
+"""The epsilon of `LayerNorm` in eqxlike and Equinox. NNX's default is 1e-6."""
 
 
 class MLP(nnx.Module):
@@ -48,7 +47,7 @@ class MLP(nnx.Module):
 
 
 class CNN(nnx.Module):
-    """Convolutions of images of shape (batch, height, width, channels), with `BatchNorm` or not."""
+    """Convolutions of images of shape (batch, height, width, channels). `BatchNorm` is optional."""
 
     def __init__(self, sizes: CNNSizes, rngs: nnx.Rngs, is_normalised: bool = False):
         kernel = (layer_models.KERNEL, layer_models.KERNEL)
@@ -79,13 +78,13 @@ class CNN(nnx.Module):
         for norm in self.norms:
             load_norm(norm, arrays)
         weight = next(arrays)
-        # Channels come first in the features that eqxlike flattens, last in the features of NNX.
+        # In flattened features, channels come first in eqxlike and last in NNX.
         channels_last = jnp.moveaxis(weight.reshape(len(weight), *self.flat_shape), 1, -1)
         load_linear(self.head, iter((channels_last.reshape(weight.shape), next(arrays))))
 
 
 class LSTM(nnx.Module):
-    """NNX's faster LSTM cell over sequences of shape (batch, steps, features)."""
+    """NNX's optimised LSTM cell, over sequences of shape (batch, steps, features)."""
 
     def __init__(self, sizes: LSTMSizes, rngs: nnx.Rngs):
         cell = nnx.OptimizedLSTMCell(sizes.features, sizes.hidden, rngs=rngs)
@@ -149,7 +148,7 @@ class Transformer(nnx.Module):
 
 
 class LanguageModel(nnx.Module):
-    """Causal blocks over tokens of shape (batch, sequence), between embedding and readout."""
+    """An embedding, causal blocks over tokens of shape (batch, sequence), and a readout."""
 
     def __init__(self, sizes: LanguageSizes, rngs: nnx.Rngs):
         width = sizes.blocks.width
@@ -171,7 +170,7 @@ class LanguageModel(nnx.Module):
 
 
 class ConvNorm(nnx.Module):
-    """A convolution without bias, and `BatchNorm`."""
+    """A convolution without bias, followed by `BatchNorm`."""
 
     def __init__(self, before: int, after: int, kernel: int, stride: int, rngs: nnx.Rngs):
         options: Any = {"strides": stride, "padding": kernel // 2, "use_bias": False}
@@ -183,7 +182,7 @@ class ConvNorm(nnx.Module):
 
 
 class ResNet(nnx.Module):
-    """Bottleneck blocks of images of shape (batch, height, width, channels)."""
+    """Bottleneck blocks for images of shape (batch, height, width, channels)."""
 
     def __init__(self, sizes: ResNetSizes, rngs: nnx.Rngs):
         self.stem = ConvNorm(3, sizes.width, 7, 2, rngs)

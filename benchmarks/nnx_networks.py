@@ -12,10 +12,10 @@ from benchmarks.timing import Call
 
 
 class MLP(nnx.Module):
-    """Linear layers with ReLU between them; takes one example or a batch."""
+    """Linear layers with ReLU between them, called with one example or a batch."""
 
     def __init__(self, arrays: Sequence[Any]):
-        """Takes weight and bias of each layer in turn, weights as (features out, features in)."""
+        """`arrays` are weight, of shape (features out, features in), and bias of each layer."""
         self.layers = nnx.List(map(_linear, arrays[::2], arrays[1::2]))
 
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -33,7 +33,7 @@ class Identity(nnx.Module):
 
 
 def mlp(width: int, depth: int) -> MLP:
-    """An MLP with `depth` hidden layers, `width` features everywhere."""
+    """An MLP with `depth` hidden layers. All layers have `width` features."""
     return MLP(networks.weights([width] * (depth + 2)))
 
 
@@ -44,7 +44,7 @@ def forward(model: nnx.Module, x: jax.Array) -> Call:
 
 
 def training_step(model: nnx.Module, loss: Any, data: Sequence[jax.Array]) -> Call:
-    """A call of the compiled training step, which changes model and optimiser in place."""
+    """A call of the compiled training step, which updates model and optimiser in place."""
     optimiser = nnx.Optimizer(model, networks.optimiser(), wrt=nnx.Param)
 
     @nnx.jit
@@ -57,12 +57,12 @@ def training_step(model: nnx.Module, loss: Any, data: Sequence[jax.Array]) -> Ca
 
 
 def mean_squared_error(model: Any, x: jax.Array, y: jax.Array) -> jax.Array:
-    """The mean squared error of a model that takes a batch."""
+    """The mean squared error of a model of a batch."""
     return jnp.mean((model(x) - y) ** 2)
 
 
 class BayesianLinear(nnx.Module):
-    """A layer with independent Gaussian weights, made from one of ours."""
+    """A layer with independent Gaussian weights, made from an eqxlike layer."""
 
     def __init__(self, layer: Any):
         self.weight_mean = nnx.Param(layer.weight_mean)

@@ -1,4 +1,4 @@
-"""The results of a run of a benchmark as plain data for JSON, and back."""
+"""Converts the results of a benchmark to plain data for JSON, and back."""
 
 import dataclasses
 import json
@@ -25,7 +25,7 @@ def new_report(method: Mapping[str, Any], folders: Sequence[str] = ages.FOLDERS)
 
     **Arguments:**
 
-    - `method`: the method of measurement: rounds and the like.
+    - `method`: the settings of the measurement, such as the number of rounds.
     - `folders`: the folders of the repository that are measured.
     """
     peers = {name: installed_version(name) for name in PEERS}
@@ -45,7 +45,7 @@ def row(name: str, measurement: Measurement, notes: Sequence[str]) -> dict[str, 
 
 
 def measurement(row: Mapping[str, Any], baseline: str | None = None) -> Measurement:
-    """The measurement of a row, with ratios to another baseline if one is given.
+    """The measurement of a row, with ratios to `baseline` if given.
 
     **Raises:** `ValueError` if the row has no such column.
     """
@@ -65,13 +65,13 @@ def measurement(row: Mapping[str, Any], baseline: str | None = None) -> Measurem
 
 
 def write(report: Mapping[str, Any], path: pathlib.Path) -> None:
-    """Writes a report as JSON, and makes the folder for it."""
+    """Writes a report as JSON. Creates the folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(report, indent=1) + "\n")
 
 
 def _column(column: Column) -> dict[str, Any]:
-    """A column as plain data, to the nanosecond and four digits of a ratio."""
+    """A column as plain data. Times are rounded to nanoseconds and ratios to four digits."""
     numbers = dataclasses.asdict(column)
     del numbers["name"]
     return _rounded(numbers, 4)

@@ -1,16 +1,16 @@
-"""The time and the memory of a training step over several devices.
+"""The time and memory of a training step on several devices.
 
-An MLP is trained by Adam on the same batches, replicated (`train.data_parallel`) or sharded
-(`train.fsdp`). All columns compute the same losses, which is checked before anything is
-timed. `benchmarks.timing` describes the method. Ctrl-C prints the rows that are finished.
+An MLP is trained with Adam on the same batches, replicated (`train.data_parallel`) or sharded
+(`train.fsdp`). A check before timing ensures that all columns compute the same losses.
+`benchmarks.timing` describes the method. Ctrl-C prints the finished rows.
 
-The same is done for a stack of MLPs, with a hidden layer four times as wide. FSDP all-gathers its
-layers one at a time, in the loop over them; another row splits the axis of layers, so that they are
-all-gathered at once.
+Other rows train a stack of MLPs whose hidden layers are four times as wide. FSDP all-gathers the
+layers one at a time, in the loop over layers. Another row shards the axis of layers, so that all
+layers are all-gathered at once.
 
-Devices of a CPU share its cores, and the calls wait for each other. If one device already uses all
-cores, the ratio cannot be below 1; it shows the cost of communication. Memory is the memory of one
-device. With fewer than four devices, the columns for more are left out.
+Devices of a CPU share its cores, and their calls wait for each other. If one device already uses
+all cores, the ratio cannot be below 1, and shows the cost of communication. Memory is the memory of
+one device. Columns with more devices than the machine has are left out.
 """
 
 import dataclasses
@@ -51,11 +51,11 @@ SHARDINGS_OF_STACKS = {
 
 @dataclasses.dataclass(frozen=True)
 class Training:
-    """Training over some devices.
+    """Training on some devices.
 
-    - `call`: makes one more step and returns its loss.
+    - `call`: makes the next step and returns its loss.
     - `memory`: bytes on one device: the state between steps, the additional memory of a step, and
-      the bytes that it receives from the other devices.
+      the data received from other devices.
     """
 
     call: Call
@@ -64,7 +64,7 @@ class Training:
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One network, trained in one way on each number of devices: an MLP, or a stack of them."""
+    """An MLP or a stack of MLPs, trained with the same sharding on different numbers of devices."""
 
     sharding: str
     depth: int
@@ -89,7 +89,7 @@ class Row:
         return nn.ScanStack(layer, self.depth, key=jax.random.key(0))
 
     def training(self, count: int) -> Training:
-        """Training over the first `count` devices."""
+        """The training on the first `count` devices."""
         sharding = SHARDINGS_OF_STACKS[self.sharding](jax.devices()[:count])
         optimiser = networks.optimiser()
         state = train.TrainState.create(self.model(), optimiser, key=jax.random.key(0))
@@ -130,12 +130,12 @@ ROWS = (
 
 
 def loss(model: Any, batch: tuple[jax.Array, jax.Array], key: Any) -> jax.Array:
-    """The mean squared error, with the arguments that `make_step` passes."""
+    """The mean squared error, with the signature that `make_step` expects."""
     return networks.mean_squared_error(model, *batch)
 
 
 def arrays(state: Any) -> Iterator[jax.Array]:
-    """The arrays of a state whose bytes can be counted: all but its key."""
+    """All arrays of a state except its key, whose bytes cannot be counted."""
     leaves = jax.tree.leaves((state.model, state.optimiser_state))
     return (leaf for leaf in leaves if eqxlike.is_array(leaf))
 
@@ -146,18 +146,18 @@ def counts() -> list[int]:
 
 
 def column(count: int) -> str:
-    """The column of a number of devices."""
+    """The name of the column for a number of devices."""
     return "1 device" if count == 1 else f"{count} devices"
 
 
 def notes() -> list[str]:
-    """What was left out."""
+    """A note on columns that are left out."""
     missing = [column(count) for count in COUNTS if count not in counts()]
     return [f"left out, as there are no more devices: {', '.join(missing)}"] if missing else []
 
 
 def memory_cells(rows: Sequence[Mapping[str, Any]]) -> table.Rows:
-    """The cells of the table of memory, headings first."""
+    """The cells of the table of memory, starting with the headings."""
     kinds = {
         "at rest": "at rest",
         "within a step": "within a step",
@@ -187,7 +187,7 @@ def targets(rows: Sequence[Mapping[str, Any]]) -> list[Target]:
 
 
 def shown(result: Mapping[str, Any], *, markdown: bool) -> str:
-    """The tables of a report."""
+    """The tables of a report as text."""
     draw: Callable[[table.Rows], str] = table.markdown_table if markdown else table.text_table
     parts = []
     if result["rows"]:
@@ -199,7 +199,7 @@ def shown(result: Mapping[str, Any], *, markdown: bool) -> str:
 
 
 def main(arguments: Sequence[str] | None = None, rows: Sequence[Row] = ROWS) -> int:
-    """Measures and prints; returns the exit status: 2 for a wrong argument, 130 after Ctrl-C."""
+    """Measures and prints. Returns 2 for a wrong argument and 130 after Ctrl-C."""
     options = command.parse(arguments, NAME, __doc__, ROUNDS)
     try:
         selected = find(options.rows, rows)

@@ -1,4 +1,4 @@
-"""Formulas that lose digits, with their values and derivatives in mpmath, for `stable_maths`."""
+"""Formulas that lose digits, and their values and derivatives in mpmath, for `stable_maths`."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -13,7 +13,7 @@ mp.mp.prec = 200  # pyright: ignore[reportAttributeAccessIssue]
 
 
 class Formula(NamedTuple):
-    """A formula of one number as written in JAX, and function and derivative in mpmath."""
+    """A JAX function of one number, and the function and its derivative in mpmath."""
 
     name: str
     naive: Callable[[Array], Array]
@@ -54,7 +54,7 @@ def excess_of_exp(x):
 
 
 def over_power(function, slope, power):
-    """f(x) / x ** power and its derivative, with the digits that cancel; 1 / power and 0 at 0."""
+    """f(x) / x ** power and its derivative, computed with extra digits. 1 / power and 0 at 0."""
 
     def value(x):
         with mp.workprec(1500):

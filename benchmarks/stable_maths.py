@@ -1,12 +1,12 @@
-"""Digits of formulas before and after `graph.stabilise`, compared with 200 bits.
+"""The precision of formulas before and after `graph.stabilise`, compared with 200-bit arithmetic.
 
     python -m benchmarks.stable_maths [--inputs 10000] [--dtypes float32,float64,...]
     python -m benchmarks.stable_maths --cost [--rounds 15]
     python -m benchmarks.stable_maths --plot
 
-A row has the largest errors of a formula's value and gradient, in units in the last place, over
-inputs from the whole range of a dtype. `--cost` instead prints the times of stabilised programs
-relative to the original programs: of compiled calls, and of the first call.
+A row shows the largest errors of a formula's value and gradient over inputs from the whole range of
+a dtype, in units in the last place. `--cost` prints the times of stabilised programs relative to
+the original programs, for compiled calls and for the first call.
 """
 
 import argparse
@@ -30,7 +30,7 @@ from eqxlike import graph
 
 
 def inputs(formula: Formula, dtype: Any, count: int) -> np.ndarray:
-    """A third of the inputs near zero, a third of ordinary size, a third of all sizes."""
+    """Random inputs: a third near zero, a third of ordinary size, and a third of any size."""
     chance = np.random.default_rng(0)
     limits = jnp.finfo(dtype)
     third = count // 3
@@ -48,12 +48,12 @@ def inputs(formula: Formula, dtype: Any, count: int) -> np.ndarray:
 
 
 def ulps(found: np.ndarray, exact: list[Any], dtype: Any) -> np.ndarray:
-    """The errors in units in the last place; infinite for a NaN, or a wrong infinity."""
+    """The errors in units in the last place. Infinite for a NaN or a wrong infinity."""
     limits, errors = jnp.finfo(dtype), []
     largest = mp.mpf(float(limits.max))
     for value, right in zip(found.astype(np.float64), exact, strict=True):
         if abs(right) < 2 * limits.tiny and abs(value) < 3 * limits.tiny:
-            error = 0.0  # XLA returns zero for the smallest numbers.
+            error = 0.0  # XLA flushes subnormal numbers to zero
         elif abs(right) > largest:
             error = 0.0 if np.isinf(value) and (value > 0) == (right > 0) else np.inf
         elif not np.isfinite(value):
@@ -70,7 +70,8 @@ class Error(NamedTuple):
     """The largest error of a formula, before and after it is stabilised.
 
     - `of`: `"value"` or `"gradient"`.
-    - `ratio`: the largest ratio of the error after to the error before (4 ulp if that is less).
+    - `ratio`: the largest ratio of the error after to the error before. Errors before of less than
+      4 ulp count as 4 ulp.
     """
 
     name: str
@@ -105,7 +106,7 @@ def _is_known(formula: Formula, dtype: Any) -> bool:
 
 
 def _results(formulas: Sequence[Formula], xs: Sequence[np.ndarray]) -> Any:
-    """Value and gradient of each formula, before and after."""
+    """Value and gradient of each formula, before and after stabilisation."""
 
     def run(xs: Sequence[Array]) -> Any:
         return [
@@ -120,7 +121,7 @@ def _results(formulas: Sequence[Formula], xs: Sequence[np.ndarray]) -> Any:
 
 
 PICTURES = {"log(1 + exp(x))": (-40, 120), "1 - tanh(x)**2": (-20, 20), "log(1 - exp(x))": (-40, 0)}
-"""The formulas of the picture, and the range of x."""
+"""The formulas in the picture, and the ranges of x."""
 
 IMAGES = pathlib.Path(__file__).parents[1] / "docs" / "images"
 WIDTH, PANEL, LEFT, HEIGHT, MOST = 560, 158, 52, 92, 8
@@ -140,7 +141,7 @@ def plot() -> None:
 
 
 def _digits(found: np.ndarray, exact: Sequence[Any]) -> list[float]:
-    """The number of correct decimal digits; 0 for NaN and infinity."""
+    """The number of correct decimal digits, which is 0 for NaN and infinity."""
 
     def digits(value: float, right: Any) -> float:
         if not np.isfinite(value):
@@ -195,7 +196,7 @@ def _text(x: float, y: float, text: str, colour: str, size: int, anchor: str = "
 
 
 Program = tuple[str, Callable[..., Any], tuple[Any, ...]]
-"""A name, a function that JAX can differentiate by its first argument, and its arguments."""
+"""A name, a function that is differentiable in its first argument, and its arguments."""
 
 
 def naive_loss(model: Any, x: Array, labels: Array) -> Array:
@@ -215,10 +216,10 @@ def whole_programs() -> Iterator[Program]:
 
 
 def costs(programs: Sequence[Program], rounds: int) -> Iterator[str]:
-    """The time of value and gradient after `stabilise`, relative to the original function.
+    """The times of value and gradient after `stabilise`, relative to the original function.
 
-    Calls alternate, and each time is the minimum over rounds. For first calls, JAX's caches are
-    empty.
+    Calls alternate, and each time is the minimum over rounds. JAX's caches are cleared before first
+    calls.
     """
     yield f"{'':32} {'compiled':>10} {'':>6} {'first call':>10} {'':>6}"
     for name, function, args in programs:
@@ -252,8 +253,10 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--inputs", type=int, default=10_000)
     parser.add_argument("--dtypes", default="float32,float64,bfloat16,float16")
-    parser.add_argument("--only", default="", help="formulas whose names contain this")
-    parser.add_argument("--cost", action="store_true", help="what stabilised programs take")
+    parser.add_argument("--only", default="", help="only formulas whose names contain this")
+    parser.add_argument(
+        "--cost", action="store_true", help="measure the time of stabilised programs"
+    )
     parser.add_argument("--rounds", type=int, default=50)
     parser.add_argument("--plot", action="store_true", help="write the picture in docs/images")
     options = parser.parse_args()

@@ -21,7 +21,7 @@ MEMORY = {
 }
 
 ONLY_TABLE = {"title": "", "clocks": tuple(CLOCKS), "unit": "microseconds"}
-"""The table of all rows of a report that names no tables."""
+"""The table of all rows, if a report names no tables."""
 
 
 def render(report: Mapping[str, Any], *, markdown: bool, baseline: str | None = None) -> str:
@@ -29,10 +29,10 @@ def render(report: Mapping[str, Any], *, markdown: bool, baseline: str | None = 
 
     **Arguments:**
 
-    - `report`: a report, as `benchmarks.report` makes it.
-    - `markdown`: whether to write Markdown rather than plain aligned text.
-    - `baseline`: the denominator of ratios, a column; each row's own if None, or if a table lacks
-      that column.
+    - `report`: a report of `benchmarks.report`.
+    - `markdown`: whether to write Markdown instead of aligned plain text.
+    - `baseline`: the column that is the denominator of ratios. By default, and if a table does not
+      have this column, the baseline of each row.
     """
     if not report["rows"]:
         return "no rows were measured"
@@ -70,13 +70,13 @@ def cells(
     baseline: str | None = None,
     unit: str = ONLY_TABLE["unit"],
 ) -> Rows:
-    """The cells of one table, headings first.
+    """The cells of a table, starting with the headings.
 
     **Arguments:**
 
-    - `report`: a report, as `benchmarks.report` makes it.
+    - `report`: a report of `benchmarks.report`.
     - `clock`: "dispatch" or "completion".
-    - `baseline`: the denominator of ratios, a column; each row's own if None.
+    - `baseline`: the column that is the denominator of ratios. By default the baseline of each row.
     - `unit`: the unit of the times, one of `UNITS_US`.
     """
     names = _column_names(report["rows"], "columns")
@@ -93,7 +93,7 @@ def cells(
 
 
 def line_cells(rows: Sequence[Mapping[str, Any]]) -> Rows:
-    """The cells of the table of program sizes, headings first."""
+    """The cells of the table of program sizes, starting with the headings."""
     names = _column_names(rows, "lines")
     return [
         ["", *names],
@@ -102,7 +102,7 @@ def line_cells(rows: Sequence[Mapping[str, Any]]) -> Rows:
 
 
 def memory_cells(rows: Sequence[Mapping[str, Any]], kind: str) -> Rows:
-    """The cells of a table of memory, of a key of `MEMORY`, headings first."""
+    """The cells of the table of a kind of memory, a key of `MEMORY`, starting with the headings."""
     rows = [row for row in rows if kind in row]
     names = _column_names(rows, kind)
     cells = [["", *names]]
@@ -115,7 +115,7 @@ def memory_cells(rows: Sequence[Mapping[str, Any]], kind: str) -> Rows:
 
 
 def rate_cells(rows: Sequence[Mapping[str, Any]]) -> Rows:
-    """The cells of the table of amounts a second, headings first."""
+    """The cells of the table of tokens or examples a second, starting with the headings."""
     names = _column_names(rows, "columns")
     cells = [["", *names]]
     for row in rows:
@@ -127,7 +127,7 @@ def rate_cells(rows: Sequence[Mapping[str, Any]]) -> Rows:
 
 
 def text_table(rows: Rows) -> str:
-    """Aligned plain text."""
+    """A table as aligned plain text."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [
         "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip()
@@ -137,13 +137,13 @@ def text_table(rows: Rows) -> str:
 
 
 def markdown_table(rows: Rows) -> str:
-    """A Markdown table, numbers aligned right."""
+    """A table as Markdown, with right-aligned numbers."""
     rule = ["---", *["---:"] * (len(rows[0]) - 1)]
     return "\n".join("| " + " | ".join(row) + " |" for row in (rows[0], rule, *rows[1:]))
 
 
 def describe(report: Mapping[str, Any]) -> str:
-    """Two lines on versions, machine and method."""
+    """Two lines about versions, machine and method."""
     machine, method = report["machine"], report["method"]
     names = ("eqxlike", "jax", "jaxlib", "numpy", "equinox", "flax", "python")
     versions = ", ".join(f"{name} {machine[name] or 'not installed'}" for name in names)
@@ -160,14 +160,14 @@ def describe(report: Mapping[str, Any]) -> str:
 
 
 def _column_names(rows: Sequence[Mapping[str, Any]], of: str) -> list[str]:
-    """The columns that any of the rows has in its part `of`, in order."""
+    """The columns in the part `of` of any row, in order."""
     return list(dict.fromkeys(name for row in rows for name in row[of]))
 
 
 def _cell(column: Column, clock: str, unit: str) -> str:
     time = getattr(column, f"{clock}_us") / UNITS_US[unit]
     ratio = getattr(column, f"{clock}_ratio").median
-    # A tenth of a microsecond is noise, a tenth of a millisecond may be all that a row costs.
+    # A tenth of a microsecond is noise, but a tenth of a millisecond may be the whole time.
     most = 1 if unit == "microseconds" else 3
     digits = min(most, sum(time < power for power in (100, 10, 1)))
     return f"{time:.{digits}f} ({ratio:.2f})"
@@ -176,9 +176,11 @@ def _cell(column: Column, clock: str, unit: str) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Renders a report that an earlier run wrote."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.table", description=__doc__)
-    parser.add_argument("file", type=pathlib.Path, help="what --json of a benchmark wrote")
-    parser.add_argument("--markdown", action="store_true", help="Markdown instead of plain text")
-    parser.add_argument("--baseline", metavar="COLUMN", help="take ratios to this column")
+    parser.add_argument("file", type=pathlib.Path, help="a file that `--json` of a benchmark wrote")
+    parser.add_argument(
+        "--markdown", action="store_true", help="print Markdown instead of plain text"
+    )
+    parser.add_argument("--baseline", metavar="COLUMN", help="show ratios to this column")
     options = parser.parse_args(arguments)
     try:
         report = json.loads(options.file.read_text())

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 
 class Target(NamedTuple):
-    """A target, the result, and whether the result reaches it."""
+    """A target, the result, and whether the result reaches the target."""
 
     aim: str
     found: str
@@ -13,7 +13,7 @@ class Target(NamedTuple):
 
 
 def at_most(aim: str, limit: float, found: Mapping[str, float]) -> Iterator[Target]:
-    """The target that no number is above the limit; nothing if there is none."""
+    """Yields the target that no number is above the limit, if there are numbers."""
     if found:
         worst = max(found, key=lambda name: found[name])
         text = _with_median(worst, found)
@@ -21,7 +21,7 @@ def at_most(aim: str, limit: float, found: Mapping[str, float]) -> Iterator[Targ
 
 
 def at_least(aim: str, limit: float, found: Mapping[str, float]) -> Iterator[Target]:
-    """The target that no number is below the limit; nothing if there is none."""
+    """Yields the target that no number is below the limit, if there are numbers."""
     if found:
         worst = min(found, key=lambda name: found[name])
         text = _with_median(worst, found)
@@ -29,7 +29,7 @@ def at_least(aim: str, limit: float, found: Mapping[str, float]) -> Iterator[Tar
 
 
 def render(found: Sequence[Target]) -> str:
-    """A line for each target, under a heading."""
+    """A heading, and a line for each target."""
     return "Targets\n\n" + "\n".join(map(_line, found))
 
 

@@ -1,26 +1,26 @@
 """Interleaved timing of callables in one process: the method behind all published numbers.
 
-Absolute times on a shared machine vary; ratios within one run are reliable. So all columns run
-interleaved, in an order that changes from round to round. Each round gives one ratio per column,
-and the reported number is the median of these ratios. Many short rounds are better than few long
-ones: a measurement shorter than the scheduler's time slice is rarely interrupted.
+Absolute times on a shared machine vary, but ratios within one run are reliable. All columns run
+interleaved, in an order that changes from round to round. Each round gives one ratio for each
+column, and the reported number is the median of these ratios. Many short rounds are better than few
+long rounds, because a measurement shorter than the scheduler's time slice is rarely interrupted.
 
 Two times are measured for each call:
 
-- *Dispatch*: time until a call returns and the Python thread is free again. Calls are made in
+- *Dispatch*: the time until a call returns and the Python thread is free. Calls are made in
   bursts; the clock stops when the last call of a burst returns, before waiting for the results. A
   burst is short (`BURST`) because the runtime allows only about thirty computations in flight on a
   CPU device. In a longer burst, calls would wait for the device, and dispatch would include its
-  speed. The runtime runs cheap programs on the calling thread; their execution is then part of
+  speed. The runtime runs cheap programs on the calling thread. Their execution is then part of
   dispatch, in all columns.
-- *Completion*: time until the result is ready, as in a loop that reads every result.
+- *Completion*: the time until the result is ready, as in a loop that reads every result.
 
-A training step carries state: the callable keeps the state in a closure, and returns one array of
-the step, such as the loss. Waiting for this array waits for the whole step, because all outputs of
-an executable become ready together. Waiting for the state would also time its flattening, which a
-training loop does not need. The next step needs the state, so completion is the latency of one
-step: dispatch, then execution. A loop that reads no loss overlaps the two, and takes the longer
-time.
+A training step has state. The callable stores the state in a closure and returns one array of the
+step, such as the loss. Waiting for this array waits for the whole step, because all outputs of an
+executable become ready together. Waiting for the state would also time its flattening, which a
+training loop does not need. The next step needs the state, so completion is the latency of a step:
+dispatch, then execution. A loop that reads no loss overlaps dispatch and execution, and takes the
+longer of the two times.
 """
 
 import contextlib
@@ -45,17 +45,17 @@ import numpy as np
 Call = Callable[[], Any]
 
 BURST = 16
-"""A burst of a dispatch measurement has this many calls. XLA's CPU client holds about 30
-computations in flight and makes the next call wait (measured for a program that takes 20 ms: 5 us a
-call up to the 31st, 20 ms from there on).
+"""The number of calls in a burst of a dispatch measurement. XLA's CPU client allows about 30
+computations in flight, and the next call waits. For a program of 20 ms, a call took 5 us up to the
+31st call, and 20 ms after it.
 """
 
 TARGET_S = 0.00125
 """The approximate seconds of each measurement: less than the scheduler's time slice."""
 
 UNTIMED = 3
-"""This many calls at the start of a column's turn are outside the clock: they find the caches that
-the column before left behind.
+"""The number of untimed calls at the start of a column's turn. They warm up the caches, which the
+previous column has filled.
 """
 
 
@@ -70,11 +70,11 @@ class Quartiles:
 
 @dataclasses.dataclass(frozen=True)
 class Samples:
-    """The times of one column: one number per round (`R` rounds), in microseconds a call.
+    """The times of a column in `R` rounds, in microseconds for a call.
 
-    - `dispatch_us`: `R` times until a call returned.
-    - `completion_us`: `R` times until the result of a call was ready.
-    - `calls`: the number of calls in each of these means.
+    - `dispatch_us`: `R` times until a call returns.
+    - `completion_us`: `R` times until the result of a call is ready.
+    - `calls`: the number of calls whose mean is each time.
     """
 
     dispatch_us: tuple[float, ...]
@@ -84,13 +84,13 @@ class Samples:
 
 @dataclasses.dataclass(frozen=True)
 class Column:
-    """One callable compared with its baseline.
+    """A callable compared with the baseline.
 
     - `dispatch_us`: median over the rounds of the time until a call returns.
     - `completion_us`: median over the rounds of the time until its result is ready.
     - `dispatch_ratio`: quartiles of the per-round ratios of `dispatch_us` to the baseline's.
     - `completion_ratio`: quartiles of the per-round ratios of `completion_us` to the baseline's.
-    - `samples`: the rounds that all of this was computed from.
+    - `samples`: the times of all rounds.
     """
 
     name: str
@@ -103,7 +103,7 @@ class Column:
 
 @dataclasses.dataclass(frozen=True)
 class Measurement:
-    """Columns measured side by side, by name, and the name of the one that ratios are taken to."""
+    """Columns by name, and the name of the column that is the denominator of ratios."""
 
     baseline: str
     columns: Mapping[str, Column]
@@ -117,22 +117,20 @@ def measure(
     target_s: float = TARGET_S,
     warm_up: int = 5,
 ) -> Measurement:
-    """Measures callables side by side.
+    """Measures callables interleaved.
 
     **Arguments:**
 
-    - `calls`: functions of no arguments, by name, that return what to wait for: an array, or a
-      pytree of arrays. The result of one call must not be donated by the next. State may be
-      carried in a closure.
-    - `baseline`: the name of the column that ratios are taken to.
-    - `rounds`: the number of times each callable is measured; never quote from fewer than 15.
-    - `target_s`: the approximate seconds that each of the two measurements of a callable takes in a
-      round.
-    - `warm_up`: the calls made and waited for before any clock runs; compilation happens here.
+    - `calls`: functions without arguments, by name. They return an array or a pytree of arrays to
+      wait for. A call must not donate the result of the previous call. A closure may store state.
+    - `baseline`: the name of the column that is the denominator of ratios.
+    - `rounds`: the number of measurements of each callable. Do not quote from fewer than 15.
+    - `target_s`: the approximate seconds of each of the two measurements of a callable in a round.
+    - `warm_up`: the number of untimed calls at the start, which include compilation.
 
-    **Returns:** a `Measurement` with one `Column` per callable, in the order given.
+    **Returns:** a `Measurement` with a `Column` for each callable, in the order of `calls`.
 
-    **Raises:** `ValueError` if `baseline` names no callable, or `rounds` or `warm_up` is below 1.
+    **Raises:** `ValueError` if `baseline` is not in `calls`, or `rounds` or `warm_up` is below 1.
     """
     if baseline not in calls:
         raise ValueError(f"baseline {baseline!r} is not among the callables: {', '.join(calls)}")
@@ -152,25 +150,25 @@ def measure(
 
 
 class Timed:
-    """A call that is timed: warmed up, with as many calls a measurement as fill `target_s`."""
+    """A warmed-up call, and the number of calls that fill `target_s`."""
 
     def __init__(self, call: Call, warm_up: int, target_s: float = TARGET_S):
         self.call = call
         self.wait = warmed_up(call, warm_up)
-        # One slow call may have been disturbed. Taken for the truth, it would leave the function
-        # with a single call a round, on cold caches, for all rounds.
+        # The fastest of several calls, because a single call may be disturbed. If it were too slow,
+        # all rounds would have only one call, on cold caches.
         call_s = fastest_s(call, self.wait, times=10, most_s=0.1)
         self.count = calls_for(target_s, call_s)
 
     def take_turn(self) -> tuple[float, float]:
-        """Dispatch and completion in one round, in microseconds a call."""
+        """Measures dispatch and completion in a round, in microseconds for a call."""
         completion_us(self.call, self.wait, UNTIMED)
         timed = self.call, self.wait, self.count
         return dispatch_us(*timed), completion_us(*timed)
 
 
 def summarise(samples: Mapping[str, Samples], baseline: str) -> Measurement:
-    """The median of the rounds of each column, and its ratios to `baseline`, round by round."""
+    """The medians over rounds of each column, and of its ratios to `baseline` in each round."""
     base = samples[baseline]
     columns = {
         name: Column(
@@ -187,19 +185,19 @@ def summarise(samples: Mapping[str, Samples], baseline: str) -> Measurement:
 
 
 def ratios(numbers: Sequence[float], to: Sequence[float]) -> list[float]:
-    """The ratios of each round, in which load during the whole round cancels."""
+    """The ratio in each round. Constant load during a round cancels."""
     return [number / base for number, base in zip(numbers, to, strict=True)]
 
 
 def quartiles(numbers: Sequence[float]) -> Quartiles:
-    """The quartiles, interpolated within the data; for a single number, all three equal it."""
+    """The quartiles, interpolated within the data. For a single number, all three equal it."""
     if len(numbers) == 1:
         return Quartiles(numbers[0], numbers[0], numbers[0])
     return Quartiles(*statistics.quantiles(numbers, n=4, method="inclusive"))
 
 
 def calls_for(target_s: float, call_s: float) -> int:
-    """The number of calls of `call_s` seconds that fill `target_s`: 1 or more, in whole bursts."""
+    """The number of calls of `call_s` seconds that fill `target_s`: at least 1, in whole bursts."""
     count = max(1, round(target_s / max(call_s, 1e-9)))
     return count if count < BURST else BURST * math.ceil(count / BURST)
 
@@ -207,9 +205,9 @@ def calls_for(target_s: float, call_s: float) -> int:
 def round_orders(names: Sequence[str], rounds: int, seed: int) -> Iterator[tuple[str, ...]]:
     """The order of the columns in each round.
 
-    Rounds come in blocks of `len(names)`: a block shuffles the columns and uses all rotations of
-    that order. In a block each column is once in each position. From block to block its neighbours
-    change, so that no column always follows the same other column, whose caches it would inherit.
+    Rounds form blocks of `len(names)`. A block shuffles the columns and uses all rotations of this
+    order, so that each column is once in each position. The neighbours of a column change between
+    blocks, so that it does not always follow the same column, whose caches would affect it.
     """
     generator = random.Random(seed)
     order: list[str] = []
@@ -221,20 +219,20 @@ def round_orders(names: Sequence[str], rounds: int, seed: int) -> Iterator[tuple
 
 
 def warmed_up(call: Call, times: int) -> Callable[[Any], Any]:
-    """Calls and waits `times` times; returns the cheapest function that waits for its result."""
+    """Calls and waits `times` times. Returns the cheapest function that waits for the result."""
     results = [jax.block_until_ready(call()) for _ in range(times)]
-    # A call of Identity costs 4 us; waiting by the array's own method costs 0.4, and by
-    # jax.block_until_ready, which takes any pytree, 0.8.
+    # A call of Identity takes 4 us. Waiting with the method of an array takes 0.4 us, and with
+    # `jax.block_until_ready`, which accepts any pytree, 0.8 us.
     if isinstance(results[-1], jax.Array):
         return type(results[-1]).block_until_ready
     return jax.block_until_ready
 
 
 def dispatch_us(call: Call, wait: Callable[[Any], Any], count: int) -> float:
-    """The microseconds until a call returns: `count` calls in bursts, waits not counted.
+    """The microseconds until a call returns, the mean of `count` calls in bursts, without waits.
 
-    A result is kept until the same place in the next burst, so that waiting covers all of a burst,
-    and results are dropped inside the clock, as in a loop that rebinds a name.
+    A result is kept until the same position in the next burst, so that waiting covers the whole
+    burst. Deleting results is timed, as in a loop that rebinds a name.
     """
     results: list[Any] = [None] * min(BURST, count)
     bursts = math.ceil(count / len(results))
@@ -250,7 +248,7 @@ def dispatch_us(call: Call, wait: Callable[[Any], Any], count: int) -> float:
 
 
 def completion_us(call: Call, wait: Callable[[Any], Any], count: int) -> float:
-    """The microseconds until a result is ready: `count` calls, each waited for."""
+    """The microseconds until a result is ready, the mean of `count` calls, each with a wait."""
     start_s = time.perf_counter()
     for _ in itertools.repeat(None, count):
         wait(call())
@@ -260,7 +258,7 @@ def completion_us(call: Call, wait: Callable[[Any], Any], count: int) -> float:
 def fastest_s(call: Call, wait: Callable[[Any], Any], times: int, most_s: float) -> float:
     """The seconds until the result is ready, for the fastest of at most `times` calls.
 
-    It stops early after `most_s` seconds.
+    Stops early after `most_s` seconds.
     """
     fastest_s, spent_s = math.inf, 0.0
     for _ in range(times):
@@ -275,12 +273,12 @@ def fastest_s(call: Call, wait: Callable[[Any], Any], times: int, most_s: float)
 def frozen_heap() -> Iterator[None]:
     """Context manager that excludes all existing objects from garbage collection.
 
-    Collection stays on, so a column pays for its own garbage, but not for the heap of imports and
-    other columns. Nothing is done if the caller has frozen the heap, because `gc.unfreeze` would
-    unfreeze all of it.
+    Garbage collection stays enabled. A column pays for its own garbage, but not for the heap of
+    imports and other columns. Does nothing if the caller has frozen the heap, because `gc.unfreeze`
+    would unfreeze all of it.
     """
     gc.collect()
-    # Python has some hundreds frozen when it starts.
+    # At its start, Python has frozen some hundreds of objects.
     if gc.get_freeze_count() > 1000:
         yield
         return
@@ -292,7 +290,7 @@ def frozen_heap() -> Iterator[None]:
 
 
 def machine_info() -> dict[str, Any]:
-    """The versions and the machine that a measurement belongs to, ready for JSON."""
+    """The versions and the machine of a measurement, as plain data for JSON."""
     device = jax.devices()[0]
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -319,7 +317,7 @@ def installed_version(distribution: str) -> str | None:
 
 
 def _cpu_model() -> str:
-    """The name of the processor, as far as the system tells."""
+    """The name of the processor, if the system reports it."""
     with contextlib.suppress(OSError):
         for line in pathlib.Path("/proc/cpuinfo").read_text().splitlines():
             name, _, value = line.partition(":")

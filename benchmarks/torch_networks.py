@@ -1,6 +1,6 @@
 """The language model and the ResNet in PyTorch, and their training steps.
 
-Importing this needs PyTorch. The parameters stand in the order of `benchmarks.layer_models`; one
+Importing this file needs PyTorch. The parameters are in the order of `benchmarks.layer_models`. One
 matrix projects queries, keys and values.
 """
 
@@ -18,7 +18,7 @@ from benchmarks.layer_models import LanguageSizes, ResNetSizes
 
 
 class TorchStep(NamedTuple):
-    """A training step, as `model_steps.Step`; on a CPU its memory is not known."""
+    """A training step, like `model_steps.Step`. On a CPU its memory is unknown."""
 
     call: Callable[[], np.ndarray]
     peak_bytes: Callable[[], int | None]
@@ -47,7 +47,7 @@ class Block(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """A block of a ResNet, of the convolutions of `ResNetSizes.blocks`."""
+    """A block of a ResNet with the convolutions of `ResNetSizes.blocks`."""
 
     def __init__(self, convolutions: Iterable[tuple[int, int, int, int]]):
         super().__init__()
@@ -82,9 +82,9 @@ def resnet(sizes: ResNetSizes) -> nn.Module:
 
 
 def step(network: Any, arrays: Iterable[jax.Array], is_compiled: bool) -> TorchStep:
-    """The step of a network that starts with eqxlike's arrays, by Adam.
+    """The step of Adam for a network with eqxlike's initial arrays.
 
-    **Raises:** `ImportError` if it is compiled, for a GPU, and this PyTorch has none.
+    **Raises:** `ImportError` if the step is compiled, which needs a GPU, and PyTorch finds none.
     """
     device = "cuda" if is_compiled else "cpu"
     if is_compiled and not torch.cuda.is_available():

@@ -1,15 +1,14 @@
 """The cost of a training loop: `train.fit` compared with hand-written loops.
 
-Each call is a whole run over the same batches, NumPy arrays, of an MLP trained by Adam, from the
-same weights; it ends when all losses are on the host. "By hand" is a loop over `jax.jit` of a
-flat list of donated arrays, with a key that each step splits. `fit` runs with its defaults,
-including the check that the state stays finite, and with a step made with `check_finite=False`.
-Equinox's and NNX's are the loops of their documentation. Keras runs on JAX, if installed.
-All columns have the same mean loss, which is checked before anything is timed. The method is that
-of `benchmarks.timing`. Ctrl-C prints the rows that are finished.
+Each call trains an MLP with Adam on the same NumPy batches, from the same weights, until all losses
+are on the host. "By hand" is a loop over `jax.jit` of a flat list of donated arrays, with a key
+that each step splits. `fit` runs with its defaults, including the check that the state is finite,
+and with a step made with `check_finite=False`. The loops of Equinox and NNX come from their
+documentation. Keras runs on JAX, if it is installed. A check before timing ensures that all columns
+have the same mean loss. `benchmarks.timing` describes the method. Ctrl-C prints the finished rows.
 
-Last come runs with `train.prefetch` and without it, by a loop that reads each loss and by `fit`.
-Batches are ready or take 2 ms each, and a step takes about as long as the name of the row says.
+The last rows compare runs with and without `train.prefetch`, in a loop that reads each loss and in
+`fit`. Batches are ready or take 2 ms each. The name of a row states the approximate time of a step.
 """
 
 import functools
@@ -50,13 +49,13 @@ PREFETCH = "prefetch"
 BATCH = 32
 
 LIMITS = {"2x8": 0.38, "3x24": 0.45, "10x32": 0.55, "48x8": 0.50, "6x256": 0.85, "4x1024": 1.0}
-"""The limits for 16 steps a call, relative to a hand-written loop."""
+"""The targets for 16 steps in a call, relative to a hand-written loop."""
 
 Batches = Sequence[tuple[np.ndarray, np.ndarray]]
 
 
 def num_steps(width: int) -> int:
-    """The length of a run."""
+    """The number of steps of a run."""
     return 256 if width < 256 else 48
 
 
@@ -72,9 +71,9 @@ def batches(width: int) -> Batches:
 
 
 def by_hand(width: int, depth: int, steps_per_call: int = 1) -> Call:
-    """A loop over `jax.jit` of a flat list of arrays, and of a key that each step splits.
+    """A loop over `jax.jit` of a flat list of arrays and a key, which each step splits.
 
-    With more than one step a call the jitted function is a `lax.scan` over stacked batches.
+    With more than one step in a call, the jitted function is a `lax.scan` over stacked batches.
     """
     optimiser = networks.optimiser()
     treedef = jax.tree_util.tree_structure(_start(width, depth, optimiser))
@@ -120,7 +119,7 @@ def _start(width: int, depth: int, optimiser: optax.GradientTransformation) -> t
 def by_fit(
     width: int, depth: int, steps_per_call: int, size: int | None = None, is_checked: bool = True
 ) -> Call:
-    """A run of `train.fit`, with a thread that makes this many batches ahead."""
+    """A run of `train.fit`. If `size` is given, `train.prefetch` prepares this many batches."""
     optimiser = networks.optimiser()
     model = networks.mlp(eqxlike, width, depth)
     state = train.TrainState.create(model, optimiser, key=jax.random.key(0))
@@ -196,7 +195,7 @@ def by_keras(width: int, depth: int) -> Call:
 
     def call() -> np.floating:
         model.set_weights(start)
-        # Otherwise it continues with the moments of the last run; the rate is a variable too.
+        # Resets the moments of the last run. The learning rate is also a variable.
         for variable in model.optimizer.variables:
             if not variable.path.endswith("/learning_rate"):
                 variable.assign(np.zeros(variable.shape, variable.dtype))
@@ -214,9 +213,9 @@ def by_keras(width: int, depth: int) -> Call:
 
 
 def row(width: int, depth: int, has_peers: bool = False) -> Case:
-    """The row of an MLP with `depth` hidden layers, `width` features everywhere.
+    """The row of an MLP with `depth` hidden layers. All layers have `width` features.
 
-    The peers' runs of large ones would take half an hour.
+    Large MLPs have no peers, whose runs would take half an hour.
     """
     builders: Mapping[str, Callable[[], Call]] = {
         BY_HAND: lambda: by_hand(width, depth),
@@ -237,7 +236,7 @@ def row(width: int, depth: int, has_peers: bool = False) -> Case:
 
 
 def by_prefetch(step_us: int, source_ms: int, is_fit: bool, has_prefetch: bool) -> Call:
-    """A run over small batches: by `fit`, or by a loop that reads each loss."""
+    """A run over small batches, in `fit` or in a loop that reads each loss."""
     count = 64 if step_us <= 300 and not source_ms else 16
     optimiser = optax.sgd(0.1)
     frozen = jnp.asarray(np.eye(8, dtype=np.float32))
@@ -250,7 +249,7 @@ def by_prefetch(step_us: int, source_ms: int, is_fit: bool, has_prefetch: bool) 
 
     def loss(model: jax.Array, batch: Any, key: jax.Array) -> jax.Array:
         x, y = batch
-        # About 1 us per iteration.
+        # An iteration takes about 1 us.
         last = jax.lax.fori_loop(0, step_us, lambda _, x: jnp.tanh(x @ frozen), x)
         return jnp.mean((last @ model - y) ** 2)
 
@@ -271,7 +270,7 @@ def by_prefetch(step_us: int, source_ms: int, is_fit: bool, has_prefetch: bool) 
 
 
 def prefetch_row(step_us: int, source_ms: int, is_fit: bool) -> Case:
-    """The row of a step of about this time, over batches of this time."""
+    """The row for these approximate times of a step and of a batch."""
     name = f"{'fit' if is_fit else 'loop'}, {step_us} us, "
     return Case(
         name + (f"a batch takes {source_ms} ms" if source_ms else "batches are ready"),
@@ -312,7 +311,7 @@ def found(result: Mapping[str, Any]) -> Iterator[targets.Target]:
 
 
 def main(arguments: Sequence[str] | None = None, rows: Sequence[Case] = ROWS) -> int:
-    """Measures and prints; returns the exit status: 2 for a wrong argument, 130 after Ctrl-C."""
+    """Measures and prints. Returns 2 for a wrong argument and 130 after Ctrl-C."""
     return command.measure_cases(arguments, NAME, __doc__, ROUNDS, rows, found)
 
 

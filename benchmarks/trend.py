@@ -1,12 +1,11 @@
-"""How key figures changed over the committed runs: `python -m benchmarks.trend`.
+"""The history of key figures over the committed runs: `python -m benchmarks.trend`.
 
-A committed run replaces the previous one, but each run keeps a line in
-`benchmarks/results/history.jsonl`: its machine, its versions, its date, and its key figures, nearly
-all of them ratios within the run. Lines are added and never changed.
+A committed run replaces the previous run, but each run has a line in
+`benchmarks/results/history.jsonl`. The line contains the machine, the versions, the date and the
+key figures of the run. Most figures are ratios within the run. Lines are added and never changed.
 
-`--add` adds the runs in `benchmarks/results/` that have no line yet; without it the command names
-them and fails. `--from-git` first adds earlier runs that are still in the history of the
-repository.
+`--add` adds the runs in `benchmarks/results/` that have no line yet. Without it, the command lists
+them and fails. `--from-git` first adds earlier runs from the history of the repository.
 """
 
 import argparse
@@ -30,7 +29,7 @@ Point = Mapping[str, Any]
 
 
 class Figure(NamedTuple):
-    """A number of a run; `read` raises `LookupError` if the run lacks it."""
+    """A number of a run. `read` raises `LookupError` if the run does not have it."""
 
     title: str
     read: Callable[[Report], float]
@@ -42,7 +41,7 @@ def _rows(report: Report, **of: str) -> list[Mapping[str, Any]]:
 
 
 def _ratio(name: str, column: str, **of: str) -> Callable[[Report], float]:
-    """The ratio of a column to the baseline of its row, until the result is ready."""
+    """The completion time of a column, relative to the baseline of its row."""
 
     def read(report: Report) -> float:
         return _rows(report, name=name, **of)[0]["columns"][column]["completion_ratio"]["median"]
@@ -51,7 +50,7 @@ def _ratio(name: str, column: str, **of: str) -> Callable[[Report], float]:
 
 
 def _middle(column: str, **of: str) -> Callable[[Report], float]:
-    """The median of such ratios over the rows of a table."""
+    """The median of the completion ratios of a column over the rows of a table."""
 
     def read(report: Report) -> float:
         found = [
@@ -69,7 +68,7 @@ def _num_finished(report: Report) -> float:
 
 
 def _mode(name: str, mode: str) -> Callable[[Report], float]:
-    """Value and gradient by a mode, relative to the value alone."""
+    """The time of value and gradient with a mode, relative to the value."""
 
     def read(report: Report) -> float:
         (row,) = _rows(report, name=name, space="standard")
@@ -79,7 +78,7 @@ def _mode(name: str, mode: str) -> Callable[[Report], float]:
 
 
 def _score(data: str, method: str) -> Callable[[Report], float]:
-    """The negative log likelihood of held-out data, the mean over its splits."""
+    """The mean negative log likelihood of held-out data over the splits."""
 
     def read(report: Report) -> float:
         (row,) = _rows(report, data=data, method=method)
@@ -89,7 +88,7 @@ def _score(data: str, method: str) -> Callable[[Report], float]:
 
 
 def _rate(name: str) -> Callable[[Report], float]:
-    """Effective samples a second relative to NumPyro's, each the mean over the seeds."""
+    """Effective samples a second relative to NumPyro. Both are means over the seeds."""
 
     def read(report: Report) -> float:
         runs = _rows(report, name=name, table="NUTS")[0]["runs"]
@@ -260,7 +259,7 @@ FIGURES: dict[str, tuple[Figure, ...]] = {
         Figure("commands that finish", _num_finished, more_is_better=True),
     ),
 }
-"""A benchmark to its key figures; less is better unless stated otherwise."""
+"""Maps a benchmark to its key figures. Less is better unless stated otherwise."""
 
 
 def figures(benchmark: str, report: Report) -> dict[str, float]:
@@ -269,25 +268,25 @@ def figures(benchmark: str, report: Report) -> dict[str, float]:
     **Arguments:**
 
     - `benchmark`: a key of `FIGURES`.
-    - `report`: a report, as the benchmark writes it with `--json`.
+    - `report`: a report that the benchmark wrote with `--json`.
     """
     found = {}
     for figure in FIGURES.get(benchmark, ()):
         try:
             found[figure.title] = round(figure.read(report), 4)
         except (LookupError, StopIteration, ValueError):
-            continue  # a run from before that row existed
+            continue  # the run is older than the row
     return found
 
 
 def point(benchmark: str, report: Report, said: str = "") -> dict[str, Any]:
-    """The line of a run.
+    """The point of a run, a line of the history.
 
     **Arguments:**
 
     - `benchmark`: the name of the benchmark.
     - `report`: its report.
-    - `said`: what changed before it, or the message of its commit, if known.
+    - `said`: a description of the changes before the run, or the message of its commit.
     """
     return {
         "benchmark": benchmark,
@@ -302,7 +301,7 @@ def point(benchmark: str, report: Report, said: str = "") -> dict[str, Any]:
 def history() -> list[Point]:
     """All points, in the order in which they were added.
 
-    **Raises:** `ValueError` that names the line if one is not a point.
+    **Raises:** `ValueError` that names a line that is not a point.
     """
     if not HISTORY.exists():
         return []
@@ -325,7 +324,7 @@ def _point(number: int, line: str) -> Point:
 
 
 def key(each: Point) -> tuple[str, str]:
-    """The identity of a run: its benchmark, and the second in which it began."""
+    """The identity of a run: its benchmark and its start time in seconds."""
     return each["benchmark"], each["machine"]["date"]
 
 
@@ -347,7 +346,7 @@ def earlier() -> Iterator[dict[str, Any]]:
 
 
 def missing(points: Sequence[Point], known: Sequence[Point]) -> list[Point]:
-    """The new ones among `points`, the oldest first, each once."""
+    """The points that are not in `known`, the oldest first, without duplicates."""
     seen = {key(each) for each in known}
     found = {key(each): each for each in reversed(points) if key(each) not in seen}
     return sorted(found.values(), key=lambda each: each["machine"]["date"])
@@ -357,15 +356,17 @@ def add(points: Sequence[Point]) -> None:
     known = HISTORY.read_text() if HISTORY.exists() else ""
     with HISTORY.open("a") as file:
         if points and known and not known.endswith("\n"):
-            file.write("\n")  # an editor may have removed it
+            file.write("\n")  # an editor may have removed the final newline
         file.writelines(json.dumps(each) + "\n" for each in points)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command; 1 if a committed run has no point."""
+    """Runs the command. Returns 1 if a committed run has no point."""
     parser = argparse.ArgumentParser("python -m benchmarks.trend", description=__doc__)
     parser.add_argument("--add", action="store_true", help="add the runs that have no point yet")
-    parser.add_argument("--said", default="", metavar="TEXT", help="what changed before the runs")
+    parser.add_argument(
+        "--said", default="", metavar="TEXT", help="a description of the changes before the runs"
+    )
     parser.add_argument(
         "--from-git", action="store_true", help="also add the figures of earlier commits"
     )

@@ -45,7 +45,7 @@ def points(count: int, seed: int) -> tuple[jax.Array, jax.Array]:
 def target_with(noise: Any, width: int) -> bayes.Posterior:
     """The network, its prior and the data. `noise` is a number or a prior."""
     network = nn.MLP(1, "scalar", width, depth=2, activation=jnp.tanh, key=jax.random.key(0))
-    # The scale falls with `width`, so that a sum of `width` terms does not grow.
+    # The scale decreases with `width`, so that a sum of `width` terms does not grow.
     prior = bayes.prior_by_path(
         {"layers[0].*": bayes.normal(0.0, 1.5), "**": bayes.normal(0.0, 1.5 / width**0.5)}
     )

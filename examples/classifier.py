@@ -77,7 +77,7 @@ class Said(train.Callback):
 
     def on_start(self, run: train.Run) -> None:
         if run.steps:
-            print(f"  goes on after step {run.steps}")
+            print(f"  resumed after step {run.steps}")
 
     def on_evaluate(self, run: train.Run) -> None:
         if run.steps % (4 * EVALUATE_EVERY) == 0:
@@ -138,17 +138,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(result.message)
     else:
         with tempfile.TemporaryDirectory() as once, tempfile.TemporaryDirectory() as twice:
-            print("In one go:")
+            print("Uninterrupted run:")
             result = training.run(once, options.steps)
             print(result.message.replace(once, "FOLDER"))
-            print("Interrupted:")
+            print("Interrupted run:")
             early = len(result.history) // (2 * EVALUATE_EVERY) * EVALUATE_EVERY
             training.run(twice, early)
             resumed = training.run(twice, options.steps)
             print(resumed.message.replace(twice, "FOLDER"))
-        print(f"The same bits: {eqx.tree_equal(result.state.model, resumed.state.model)}")
+        print(f"Bitwise equal: {eqx.tree_equal(result.state.model, resumed.state.model)}")
     accuracy = training.test(result.state)["accuracy"]
-    print(f"Held out: {accuracy:.1%} right; by logistic regression {logistic_regression():.1%}")
+    print(f"Held-out accuracy: {accuracy:.1%} (logistic regression {logistic_regression():.1%})")
 
 
 if __name__ == "__main__":

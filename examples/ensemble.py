@@ -1,4 +1,4 @@
-"""An ensemble: twenty networks are trained at once. Where they disagree, do not trust them.
+"""An ensemble of twenty networks, trained at once. Their disagreement shows their uncertainty.
 
 `filter_vmap` makes a stack of networks, each from its own key, and trains them in one program. The
 targets are a sine with noise, seen for x in [-3, -1] and [1, 3]. Each network returns a mean and

@@ -4,9 +4,9 @@ The function is a fused kernel, `silu(x) = x / (1 + exp(-beta x))`, with another
 gradient. The script writes the C++ to a folder, compiles it with the system's compiler against the
 headers that come with JAX, and calls it
 
-- by `jax.ffi`: XLA calls the kernel itself, on its own buffers, in the compiled program;
-- by `eqxlike.filter_pure_callback`, through Python: as NumPy, as Numba, and as the same C++ by
-  ctypes and by cffi.
+- with `jax.ffi`: XLA calls the kernel on its own buffers, in the compiled program;
+- with `eqxlike.filter_pure_callback`, through Python: as NumPy, as Numba, and as the same C++ with
+  ctypes and cffi.
 
 All ways have a gradient, by `jax.custom_vjp`, and a batching rule, by `vmap_method`. The table
 compares the cost of a call with the cost of the same formula in `jax.numpy`, which XLA fuses. All
@@ -62,7 +62,7 @@ extern "C" void silu_gradient(const float* x, const float* cotangent, float* gra
   }
 }
 
-// And as handlers, which XLA calls.
+// Handlers, which XLA calls.
 
 static ffi::Error Silu(float beta, ffi::Buffer<ffi::F32> x, ffi::ResultBuffer<ffi::F32> y) {
   silu(x.typed_data(), y->typed_data(), x.element_count(), beta);

@@ -107,7 +107,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         name: trained(make(base), few, options.steps, rate) for name, (make, rate) in ways.items()
     }
     print(f"{'':20}{'trained':>10}{'turned':>10}{'upright':>10}")
-    for name, model in {"as it was": nn.freeze(base), **adapted}.items():
+    for name, model in {"not adapted": nn.freeze(base), **adapted}.items():
         parts = [f"{accuracy(model, data):.1%}" for data in held_out.values()]
         print(f"{name:20}{num_trained(model):>10,}" + "".join(f"{part:>10}" for part in parts))
 
@@ -118,7 +118,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(f"\nMerged: {type(merged.layers[0]).__name__}, outputs differ by {off:.0e} at most")
     again = nn.replace_layers(merged, nn.MergedLinear, lambda layer: layer.unmerge().linear)
     print(
-        f"Factors taken out, equal to the first network: {eqx.tree_equal(nn.unfreeze(again), base)}"
+        f"Factors removed, equal to the first network: {eqx.tree_equal(nn.unfreeze(again), base)}"
     )
 
 

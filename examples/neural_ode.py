@@ -153,7 +153,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parts = off(found[:, :half], truth[:, :half]), off(found[:, half:], truth[:, half:])
         print(f"{name:14}" + "".join(f"{part:14.3f}" for part in parts), flush=True)
 
-    # Compare the angular accelerations by the network and by the true law, at zero speed.
+    # Compare the angular accelerations of the network and of the true law, at zero speed.
     print("\nAngular acceleration at zero speed, in rad/s^2:")
     print(f"{'angle':>8}{'network':>10}{'truth':>10}")
     for angle in (0.5, 1.0, 1.5, 2.0):

@@ -24,7 +24,7 @@ NUM_POINTS = 256
 
 
 class Solution(eqx.Module):
-    """The function u, of a time and a place."""
+    """The function u of time and position."""
 
     network: nn.MLP
 

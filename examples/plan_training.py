@@ -1,4 +1,4 @@
-"""Plans a training: what each device needs, before anything is allocated.
+"""Plans a training: the memory of each device, computed without allocating arrays.
 
 The first table is computed from shapes alone, for a mesh of devices that need not exist: a
 `train.Sharding` says how each array is split, and `shard_shape` gives the shape of the part on one

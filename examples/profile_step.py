@@ -1,4 +1,4 @@
-"""A training step that is slower than it should be: finding three costs, and removing them.
+"""Finding and removing three costs of a training step that is slower than it should be.
 
 A small network learns digits, in a straightforward loop. The loop is correct: the network learns.
 `debug.explain_retraces` shows why each step is compiled. `eqxlike.transfers` shows which arrays
@@ -180,8 +180,8 @@ def data(steps: int) -> tuple[list[Batch], Batch]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=64, help="how many steps each loop makes")
-    parser.add_argument("--chunk", type=int, default=8, help="how many steps one call makes")
+    parser.add_argument("--steps", type=int, default=64, help="number of steps of each loop")
+    parser.add_argument("--chunk", type=int, default=8, help="number of steps in a call")
     options = parser.parse_args(arguments)
     steps, chunk = options.steps, options.chunk
     if steps % chunk:
@@ -191,7 +191,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     print("1. Why is it compiled again? debug.explain_retraces says:")
     explain(model, batches)
-    first = run("as it came", straightforward, model, batches)
+    first = run("first version", straightforward, model, batches)
     runs = [run("the rate inside", with_a_count, model, batches)]
 
     print("\n2. What is copied at each call? transfers('explicit') says:")

@@ -1,4 +1,4 @@
-"""Reinforcement learning: a policy balances a pole on a cart, by the policy gradient.
+"""Reinforcement learning: a policy learns to balance a pole on a cart, with policy gradients.
 
 The environment is a function in JAX, so an update plays 64 episodes at once in one compiled call.
 The reward is 1 for each time step until the pole falls, for at most 200 steps. An update makes an
@@ -24,7 +24,7 @@ GRAVITY, CART_KG, POLE_KG, HALF_POLE_M, FORCE_N, TIME_S = 9.8, 1.0, 0.1, 0.5, 10
 
 
 def move(state: jax.Array, action: jax.Array) -> jax.Array:
-    """The next state: place and speed of the cart, angle and angular speed of the pole."""
+    """The next state: position and speed of the cart, angle and angular speed of the pole."""
     _, speed, angle, turning = state
     force = jnp.where(action == 1, FORCE_N, -FORCE_N)
     mass = CART_KG + POLE_KG
@@ -51,7 +51,7 @@ def play(policy: nn.MLP, key: jax.Array) -> tuple[jax.Array, jax.Array, jax.Arra
 
 
 def returns(stands: jax.Array) -> jax.Array:
-    """The discounted sum of the rewards from each time on, shape (T,)."""
+    """The discounted sum of future rewards at each time, shape (T,)."""
 
     def add(total: jax.Array, reward: jax.Array) -> Any:
         total = reward + DISCOUNT * total

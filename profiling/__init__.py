@@ -1,1 +1,1 @@
-"""Profiles of a warm call: see README.md in this folder."""
+"""Profiles of a warm call. See README.md in this folder."""

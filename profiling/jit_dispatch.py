@@ -1,8 +1,8 @@
-"""The time of warm `filter_jit` calls, split into ours, JAX's and the rest, with profiles of ours.
+"""Profiles warm calls of `filter_jit`, and splits their time into eqxlike, JAX and the rest.
 
-For each case this measures `filter_jit` and flat `jax.jit` interleaved, without a profiler, then
-samples thousands of calls of `filter_jit` with pyinstrument, and writes a text tree, an HTML page
-and the session file. How to read them: profiling/README.md.
+For each case the script measures `filter_jit` and flat `jax.jit` interleaved, without a profiler.
+It then samples thousands of calls of `filter_jit` with pyinstrument, and writes a text tree, an
+HTML page and the session file. profiling/README.md explains how to read them.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from eqxlike._check_numbers import whole_number_in
 from eqxlike._profile import JAX, OTHER, OURS, Frame, Split
 
 DEFAULT = r"Identity|forward, depth (2|64), width 8$|Adam step, depth (2|64)|ELBO"
-"""The default cases are one of each type, the smallest, where overhead counts most, and the
+"""The default cases: one of each type, the smallest case (where overhead matters most) and the
 deepest.
 """
 
@@ -31,7 +31,7 @@ ROUNDS = 200
 
 @dataclasses.dataclass(frozen=True)
 class Profile:
-    """The findings about one case.
+    """The results for a case.
 
     - `case`: the name of the case.
     - `split`: the split of the time of a call, measured without a profiler.
@@ -46,7 +46,7 @@ class Profile:
 
 
 def profile(case: cases.Case, out: pathlib.Path, calls: int, rounds: int = ROUNDS) -> Profile:
-    """Measures and samples one case, and writes its files into `out`."""
+    """Measures and samples a case, and writes its files to the folder `out`."""
     pair = {name: case.builders[name]() for name in (columns.FLAT, columns.OURS)}
     measured = measure(pair, baseline=columns.FLAT, rounds=rounds)
     sampled = _profile.sample(pair[columns.OURS], calls)
@@ -68,7 +68,7 @@ def split(ours: Column) -> Split:
 
 
 def split_table(profiles: Sequence[Profile]) -> str:
-    """The split of each case, and the owners of the functions that the samples fell into."""
+    """A table of the split of each case, and of the owners of the sampled functions."""
     heading = ["microseconds a call", "total", "ours", "jax.jit", "rest", "ours/jax.jit"]
     rows = [[*heading, "sampled: eqxlike", "jax Python", "other"]]
     for one in profiles:
@@ -87,12 +87,12 @@ def split_table(profiles: Sequence[Profile]) -> str:
 
 
 def hot_frames(profile: Profile) -> str:
-    """The functions of ours and of JAX's Python with most samples."""
+    """The functions of eqxlike and of JAX's Python code with the most samples."""
     return "\n".join([profile.case, *_profile.hot_frames(profile.times)])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Profiles and prints; returns the exit status: 2 for a wrong argument, 130 after Ctrl-C."""
+    """Profiles and prints. Returns 2 for a wrong argument and 130 after Ctrl-C."""
     options = _parser().parse_args(arguments)
     try:
         selected = cases.select(options.case)
@@ -125,7 +125,7 @@ def _parser() -> argparse.ArgumentParser:
         "--case",
         default=DEFAULT,
         metavar="NAME",
-        help="only cases whose name this regular expression finds (default: a handful)",
+        help="only cases whose name matches this regular expression (default: a selection)",
     )
     parser.add_argument(
         "--out", type=pathlib.Path, default=OUT, metavar="DIR", help="default: %(default)s"

@@ -1,5 +1,5 @@
-"""How much of the package a call goes through: the files that it enters, and how often it passes
-from one to another. A reader of that call has to open at least these.
+"""Counts the files of the package that a call enters, and how often it passes from one file to
+another. A reader who follows the call must open at least these files.
 
     python -m profiling.passages [--files]
 """
@@ -23,14 +23,14 @@ PACKAGE = str(pathlib.Path(eqx.__file__).parent) + "/"
 
 
 class Passages(NamedTuple):
-    """The calls of functions by file, and the number of those from one file to another."""
+    """The number of function calls in each file, and the number of calls between files."""
 
     calls: collections.Counter[str]
     num_passages: int
 
 
 def passages(call: Callable[[], Any]) -> Passages:
-    """Counts the calls of Python functions of the package while `call` runs, in this thread."""
+    """Counts the calls of the package's Python functions while `call` runs in this thread."""
     calls, num_passages = collections.Counter[str](), 0
 
     def profile(frame: Any, event: str, _: Any) -> None:
@@ -53,10 +53,10 @@ def passages(call: Callable[[], Any]) -> Passages:
 
 
 def cases(folder: pathlib.Path) -> Iterator[tuple[str, Callable[[], Any]]]:
-    """Calls by name, each of which continues where the last one ended."""
+    """Named calls. Each call starts where the previous call ended."""
     model, x = nn.MLP(3, 2, 9, 2, key=jax.random.key(0)), jnp.ones(3)
     known = eqx.filter_jit(lambda model, x: model.layers[0].weight.sum() + x.sum())
-    # What is made once for a class is not part of the first call.
+    # The first call must not include work that is done once for a class.
     known(nn.MLP(4, 2, 8, 1, key=jax.random.key(1)), x)
     first = eqx.filter_jit(lambda model, x: model.layers[0].weight.sum() + x.sum())
     yield "filter_jit, first call with a new MLP", lambda: first(model, x)
@@ -89,7 +89,7 @@ def cases(folder: pathlib.Path) -> Iterator[tuple[str, Callable[[], Any]]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--files", action="store_true", help="also the calls in each file")
+    parser.add_argument("--files", action="store_true", help="also print the calls in each file")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         for name, call in cases(pathlib.Path(folder)):

@@ -1,4 +1,4 @@
-"""Value and gradient of a posterior, compared with the hand-written density and NumPyro's."""
+"""Value and gradient of a posterior, compared with a hand-written density and with NumPyro."""
 
 import functools
 import math
@@ -33,7 +33,7 @@ Density = Callable[[Any], Array]
 
 
 def rows() -> Iterator[Row]:
-    """Each network in its own space and in linked space; in a loop only in the samplers' space."""
+    """Each network in constrained and in linked space. Loops use linked space, as samplers do."""
     for table, spaces in ((ONE, (False, True)), (LOOP, (True,))):
         for width in WIDTHS:
             for linked in spaces:
@@ -62,13 +62,13 @@ def _case(table: str, width: int, linked: bool) -> Case:
 
 
 def one_call(jit: Any, density: Density, unknowns: Any) -> Call:
-    """Value and gradient in one call; returns the value, which is ready when the gradient is."""
+    """Value and gradient in one call. Returns the value, which is ready with the gradient."""
     gradient = jit(jax.value_and_grad(density))
     return lambda: gradient(unknowns)[0]
 
 
 def loop_call(jit: Any, density: Density, unknowns: Any) -> Call:
-    """Many values and gradients in one call, each at a point derived from the last one."""
+    """Many values and gradients in one call. Each point depends on the last gradient."""
 
     def run(unknowns: Any) -> Array:
         def step(_: Any, carry: tuple[Any, Array]) -> tuple[Any, Array]:
@@ -84,7 +84,7 @@ def loop_call(jit: Any, density: Density, unknowns: Any) -> Call:
 
 
 def of_unknowns(stated: Stated, linked: bool) -> tuple[Density, Any]:
-    """`log_density` of the tree of unknowns."""
+    """`log_density` as a function of the tree of unknowns."""
     return (
         lambda unknowns: stated.target.log_density(unknowns, linked),
         stated.unknowns(linked),
@@ -92,13 +92,13 @@ def of_unknowns(stated: Stated, linked: bool) -> tuple[Density, Any]:
 
 
 def of_vector(stated: Stated, linked: bool) -> tuple[Density, Any]:
-    """The density of `flat`."""
+    """The density of `Posterior.flat`, a function of a vector."""
     density = stated.target.flat(linked=linked, key=jax.random.key(0))[1]
     return density, _vector(stated, linked)
 
 
 def by_hand(stated: Stated, linked: bool) -> tuple[Density, Any]:
-    """A hand-written density for only these arrays, with the link written out."""
+    """A hand-written density for these arrays, with an explicit link function."""
     x, y = stated.data
 
     def density(arrays: tuple[Array, ...]) -> Array:
@@ -117,7 +117,7 @@ def by_hand(stated: Stated, linked: bool) -> tuple[Density, Any]:
 
 
 def vector_by_hand(stated: Stated, linked: bool) -> tuple[Density, Any]:
-    """The same for a vector, split at known positions."""
+    """The hand-written density as a function of a vector, which is split at known positions."""
     of_arrays, _ = by_hand(stated, linked)
     width = stated.start[1].size
 
@@ -129,7 +129,7 @@ def vector_by_hand(stated: Stated, linked: bool) -> tuple[Density, Any]:
 
 
 def by_numpyro(stated: Stated, linked: bool) -> tuple[Density, Mapping[str, Array]]:
-    """Minus `potential_energy` of NumPyro's model, as its own samplers call it."""
+    """Minus `potential_energy` of NumPyro's model, as NumPyro's samplers call it."""
     model, data = in_numpyro.MODELS[stated.name], stated.data
     leaves = jax.tree_util.tree_leaves(stated.unknowns(linked))
     return (

@@ -27,11 +27,11 @@ FULL_BATCHES = (
     ((13, 50, 50, "scalar"), 2000, 5),
     ((13, 200, 200, "scalar"), 2000, 20),
 )
-"""Sizes of the layers, examples, and how many times fewer steps are made."""
+"""Sizes of the layers, numbers of examples, and divisors of the number of steps."""
 
 
 def rows() -> Iterator[Row]:
-    """Steps on minibatches, and on all of the data."""
+    """Steps on minibatches, and steps on all data."""
     for batch_size in (32, 128):
         yield _row(SMALL, 512, batch_size)
     for sizes, examples, fewer in FULL_BATCHES:

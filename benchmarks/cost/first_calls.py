@@ -1,7 +1,7 @@
 """The first call of each method, in CPU seconds of a fresh process.
 
-`python -m benchmarks.cost.first_calls COLUMN` makes one, and prints the seconds: of tracing, of
-compiling without a cache, and of a short run.
+`python -m benchmarks.cost.first_calls COLUMN` makes a first call and prints its CPU time, which
+include tracing, compilation without a cache, and a short run.
 """
 
 import subprocess
@@ -50,7 +50,7 @@ def rows() -> Iterator[Row]:
 
 
 def by_hand(column: str, posterior: bayes.Posterior) -> Any:
-    """The same network and steps, written out for JAX and Optax."""
+    """The same network and steps, written by hand with JAX and Optax."""
     x, y = posterior.data
     start = (*jax.tree.leaves(eqxlike.filter(posterior.network, eqxlike.is_array)), jnp.zeros(()))
     num, noise_prior = len(y), dist.Gamma(2.0, 4.0)

@@ -22,9 +22,9 @@ class Stated:
 
     - `name`: its name in the zoo.
     - `target`: the posterior.
-    - `start`: the arrays to start from, in their own space and in tree order.
-    - `sites`: NumPyro's names for them.
-    - `predict`: from such arrays and inputs `(B, F)` to predictions `(B,)`.
+    - `start`: the initial arrays, in constrained space and in tree order.
+    - `sites`: NumPyro's names of these arrays.
+    - `predict`: maps such arrays and inputs `(B, F)` to predictions `(B,)`.
     """
 
     name: str
@@ -35,12 +35,12 @@ class Stated:
 
     @property
     def data(self) -> tuple[Array, Array]:
-        """Inputs and targets."""
+        """The inputs and targets."""
         x, y = self.target.data
         return x, y
 
     def unknowns(self, linked: bool = False) -> bayes.Unknowns:
-        """`start` as unknowns of `target`."""
+        """`start` as the unknowns of `target`."""
         like = jax.eval_shape(lambda: self.target.initial(key=jax.random.key(0)))
         treedef = jax.tree_util.tree_structure(like)
         unknowns = jax.tree_util.tree_unflatten(treedef, self.start)

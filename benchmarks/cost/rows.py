@@ -12,10 +12,10 @@ from benchmarks.timing import measure
 class Effort(NamedTuple):
     """The numbers of rounds, runs, draws and steps to measure.
 
-    - `rounds`: for calls that take microseconds.
-    - `runs`: for runs that take seconds, each with its own seed.
-    - `draws`: of each chain, after as many warm-up steps.
-    - `steps`: of an optimiser in a whole run.
+    - `rounds`: rounds of calls that take microseconds.
+    - `runs`: runs that take seconds, each with a different seed.
+    - `draws`: draws of each chain, and warm-up steps before them.
+    - `steps`: steps of an optimiser in a whole run.
     """
 
     rounds: int
@@ -26,10 +26,10 @@ class Effort(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One row of a table.
+    """A row of a table.
 
     - `table`: the title of the table.
-    - `what`: the name of the row in it.
+    - `what`: the name of the row in the table.
     - `measured`: returns the row in the form of a report.
     """
 
@@ -39,7 +39,7 @@ class Row:
 
     @property
     def name(self) -> str:
-        """The name to select the row by."""
+        """The name that selects the row."""
         return f"{self.table}; {self.what}"
 
 
@@ -48,7 +48,7 @@ def row_of_case(table: str, case: Case, check: Callable[[Any], None] | None = No
 
     **Arguments:**
 
-    - `check`: takes the calls by column; raises AssertionError unless they do the same.
+    - `check`: called with the calls by column. Raises AssertionError if their results differ.
     """
 
     def measured(row: Row, effort: Effort) -> dict[str, Any]:

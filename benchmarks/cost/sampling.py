@@ -1,4 +1,4 @@
-"""NUTS compared with NumPyro's on the same models, in effective samples a second."""
+"""NUTS compared with NumPyro's NUTS on the same models, in effective samples a second."""
 
 import statistics
 import time
@@ -23,21 +23,21 @@ NUMPYRO = "NumPyro"
 
 CHAINS = 4
 MANY_CHAINS = (64, 512, 4096)
-# Shorter chains do not converge: R-hat and the effective sample size would say little.
+# Shorter chains do not converge, so R-hat and the effective sample size are unreliable.
 _FEWEST_DRAWS = 100
 _MAX_RUN_CHAINS = 8192
-"""Bounds chains times seeds: runs of many chains take minutes."""
+"""The maximum of chains times seeds, because runs of many chains take minutes."""
 INPUTS = 20
 
 
 class Run(NamedTuple):
     """The result of one run of all chains.
 
-    - `seconds`: from the key to the draws, with their warm-up and without compilation.
-    - `ess`: the smallest bulk effective sample size of predictions at some inputs.
-    - `r_hat`: their largest R-hat.
+    - `seconds`: time of warm-up and draws, without compilation.
+    - `ess`: the smallest bulk effective sample size of the predictions.
+    - `r_hat`: the largest R-hat of the predictions.
     - `gradients`: the mean number of gradients for a draw.
-    - `divergences`: draws whose trajectory diverged.
+    - `divergences`: the number of draws whose trajectory diverged.
     """
 
     seconds: float
@@ -58,13 +58,13 @@ class Drawn(NamedTuple):
 
 
 Sampler = Callable[[int], Drawn]
-"""From a seed to draws that are ready."""
+"""A function that draws with a seed and waits for the draws."""
 
 
 def rows() -> Iterator[Row]:
-    """Each model, with the chains in one batch and one after another."""
+    """Each model, with chains in one batch and with sequential chains."""
     for chain_method in ("vectorized", "sequential"):
-        # Compared with a second, the fixed costs of a run are small, and the first model is fast.
+        # The first model is fast. With longer chains, the fixed costs of a run are negligible.
         yield _row(logistic_regression, 4, chain_method)
         yield _row(lambda: network(5), 1, chain_method)
     for chains in MANY_CHAINS:
@@ -82,7 +82,7 @@ def _row(make: Callable[[], Stated], times: float, chain_method: Any, chains: in
             sample(0)
         runs: dict[str, list[Any]] = {name: [] for name in samplers}
         for seed in range(1, min(effort.runs, _MAX_RUN_CHAINS // chains) + 1):
-            # They take turns in going first.
+            # The two samplers alternate in going first.
             for name in sorted(samplers, reverse=seed % 2 == 0):
                 runs[name].append(_run(stated, samplers[name], seed)._asdict())
         return {"name": row.what, "table": TABLE, "columns": {}, "notes": [], "runs": runs} | {
@@ -117,7 +117,7 @@ def ours(stated: Stated, draws: int, chain_method: Any, chains: int) -> Sampler:
 
 
 def by_numpyro(stated: Stated, draws: int, chain_method: str, chains: int) -> Sampler:
-    """NumPyro's `MCMC`, all of it in one `jax.jit`: otherwise it compiles in each run."""
+    """NumPyro's `MCMC` inside one `jax.jit`. Otherwise it would compile in each run."""
     model, data = in_numpyro.MODELS[stated.name], stated.data
 
     @jax.jit
@@ -143,7 +143,7 @@ def by_numpyro(stated: Stated, draws: int, chain_method: str, chains: int) -> Sa
 
 
 def _run(stated: Stated, sample: Sampler, seed: int) -> Run:
-    """Draws, and computes the effective sample size."""
+    """Draws samples, and computes their effective sample size."""
     start_s = time.perf_counter()
     drawn = sample(seed)
     seconds = time.perf_counter() - start_s
@@ -161,18 +161,18 @@ def _run(stated: Stated, sample: Sampler, seed: int) -> Run:
 
 
 def per_second(runs: Sequence[Mapping[str, Any]]) -> list[float]:
-    """Effective samples a second, one number for each seed."""
+    """Effective samples a second for each seed."""
     return [run["ess"] / run["seconds"] for run in runs]
 
 
 def ratio(row: Mapping[str, Any]) -> float:
-    """The ratio of the means over the seeds, ours to NumPyro's."""
+    """The mean over the seeds of our effective samples a second, divided by NumPyro's mean."""
     means = {name: statistics.mean(per_second(runs)) for name, runs in row["runs"].items()}
     return means[OURS] / means[NUMPYRO]
 
 
 def cells(rows: Sequence[Mapping[str, Any]]) -> table.Rows:
-    """The cells of the table, headings first."""
+    """The cells of the table, starting with the headings."""
     lines = [
         [
             "",

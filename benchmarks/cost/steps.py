@@ -32,7 +32,7 @@ SIZES = ((13, 50, "scalar"), (784, 32, 10))
 
 
 def rows() -> Iterator[Row]:
-    """Each network by `bayes.MeanField`, and by `bayes.negative_elbo`."""
+    """Each network with `bayes.MeanField`, and with `bayes.negative_elbo`."""
     for sizes in SIZES:
         builders = {MAP: functools.partial(_inferring, sizes, bayes.MAP)} | {
             f"MeanField, {each}": functools.partial(
@@ -59,13 +59,13 @@ def network_name(sizes: Sequence[Any]) -> str:
 
 
 def network(sizes: Sequence[Any]) -> nn.MLP:
-    """Hidden layers of one width with ReLU."""
+    """An MLP with ReLU whose hidden layers have the same width."""
     features, width, *_, outputs = sizes
     return nn.MLP(features, outputs, width_size=width, depth=len(sizes) - 2, key=jax.random.key(0))
 
 
 def data(sizes: Sequence[Any], num: int) -> tuple[Array, Array]:
-    """Inputs, and numbers or classes."""
+    """Inputs, and numbers or classes as targets."""
     features, *_, outputs = sizes
     x = networks.normal(num, features, seed=1)
     if outputs == "scalar":
@@ -74,14 +74,14 @@ def data(sizes: Sequence[Any], num: int) -> tuple[Array, Array]:
 
 
 def target(sizes: Sequence[Any], num: int) -> bayes.Posterior:
-    """A regression whose noise is unknown, or a classification."""
+    """A regression with unknown noise, or a classification."""
     is_regression = sizes[-1] == "scalar"
     likelihood = bayes.Gaussian(dist.Gamma(2.0, 4.0)) if is_regression else bayes.Categorical()
     return bayes.Posterior(network(sizes), bayes.normal(0.0, 1.0), likelihood, data(sizes, num))
 
 
 def _inferring(sizes: Sequence[Any], kind: Callable[..., bayes.MAP | bayes.MeanField]) -> Call:
-    """The step of a method, as `bayes.infer` makes it."""
+    """The step of a method in `bayes.infer`."""
     method = kind(optimiser=networks.optimiser(), batch_size=BATCH)
     problem = bayes.Problem(target(sizes, EXAMPLES))
     index, key = jnp.zeros((), jnp.int32), jax.random.key(1)
@@ -97,7 +97,7 @@ def _inferring(sizes: Sequence[Any], kind: Callable[..., bayes.MAP | bayes.MeanF
 
 
 def _training(sizes: Sequence[Any], estimator: Any) -> Call:
-    """The step of the plain network, or of a Bayesian one with this estimator."""
+    """The step of the plain network, or of a Bayesian network with this estimator."""
     model: Any = network(sizes)
     if estimator is not None:
         model = nn.to_bayesian(model, estimator=estimator)

@@ -43,7 +43,7 @@ def _of(rows: Sequence[Row], table: str) -> Iterator[Target]:
 
 
 def _ratios(rows: Sequence[Row], table: str, column: str, to: str) -> dict[str, float]:
-    """The ratios of one column to another, in the rows of a table that have both."""
+    """The ratios of two columns, in the rows of a table that have both."""
     return {
         row["name"]: report.measurement(row, to).columns[column].completion_ratio.median
         for row in rows

@@ -1,7 +1,7 @@
-"""Whether Enzyme differentiates a problem of the zoo, tried in a separate process.
+"""Tests in a separate process whether Enzyme differentiates a problem of the zoo.
 
-If Enzyme lacks a rule, it may end the process (enzyme_ad 0.0.16 does so in a scan) or print its
-whole program. A separate process protects the measurement from both.
+If Enzyme has no rule for an operation, it may crash the process (as enzyme_ad 0.0.16 in a scan) or
+print the whole program. A separate process protects the benchmark from both.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ MOST_S = 300
 
 
 def failure(problem: Problem) -> ad.ComparisonRow | None:
-    """The row of Enzyme if it cannot differentiate the problem; None if it can."""
+    """The row of Enzyme if it cannot differentiate the problem, or None if it can."""
     command = [sys.executable, "-m", "benchmarks.modes.enzyme", problem.name, problem.space]
     try:
         ended = subprocess.run(command, capture_output=True, text=True, timeout=MOST_S)
@@ -34,7 +34,7 @@ def failure(problem: Problem) -> ad.ComparisonRow | None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Prints the row of Enzyme on a problem, given by its name and its space, as JSON."""
+    """Prints Enzyme's row as JSON, for the problem with this name and space."""
     name, space = arguments
     named = [problem for problem in registry.PROBLEMS if problem.name == name]
     (problem,) = [

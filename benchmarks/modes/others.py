@@ -1,4 +1,4 @@
-"""Measurements outside the zoo: a deep network's memory, and parallel branches."""
+"""Additional measurements: the memory of a deep network, and parallel branches."""
 
 import eqxlike
 from benchmarks.modes.peers import eqxlike_filtered
@@ -10,7 +10,7 @@ from eqxlike import ad
 
 
 def measure_others(rounds: int) -> dict[str, float]:
-    """All ratios by name.
+    """The measured ratios by name.
 
     - `checkpointed`: the temporary memory of `Checkpointed` relative to `Reverse`, for a gradient
       of a network of 64 layers.
@@ -23,7 +23,7 @@ def measure_others(rounds: int) -> dict[str, float]:
 
 
 def peak_bytes(problem: Problem, mode: ad.Mode) -> int:
-    """The temporary memory of value and gradient, by XLA's analysis."""
+    """The temporary memory of value and gradient, as estimated by XLA."""
     gradient = eqxlike.filter_value_and_grad(problem.function, mode=mode)
     compiled = eqxlike.filter_jit(gradient).lower(*problem.start()).compile()
     return compiled.memory_analysis().temp_size_in_bytes

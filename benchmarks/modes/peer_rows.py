@@ -1,4 +1,4 @@
-"""Checks and measures the peers on one problem, interleaved; each peer has a row, like a mode."""
+"""Checks and measures all peers on a problem, interleaved. Each peer has a row, like a mode."""
 
 import dataclasses
 import time
@@ -15,14 +15,14 @@ from benchmarks.timing import measure, ratios
 from benchmarks.zoo.problem import Problem, by_path, in_double
 
 TOLERANCE = 1e-4
-"""A peer is correct if its value and gradients are within this of those in double precision,
-relative to the largest entry of each array.
+"""The tolerance of values and gradients of peers compared with double precision, relative to the
+largest entry of each array.
 """
 
 
 @dataclasses.dataclass
 class PeerRow:
-    """One peer on one problem, with the fields of a row of `ad.Comparison`.
+    """A peer on a problem, with the fields of a row of `ad.Comparison`.
 
     - `to_ours`: the ratio of `gradient_us` to the time of `filter_value_and_grad`, the median
       over the rounds.
@@ -41,7 +41,7 @@ class PeerRow:
 
 
 def peer_rows(problem: Problem, rounds: int) -> tuple[list[PeerRow], list[str]]:
-    """Measures the peers that state a problem.
+    """Measures the peers that implement a problem.
 
     **Returns:** their rows, and a note for each peer that is not installed.
     """
@@ -56,14 +56,14 @@ def peer_rows(problem: Problem, rounds: int) -> tuple[list[PeerRow], list[str]]:
             continue
         except ImportError as error:
             notes.append(f"{name} is left out: {error}")
-        except Exception as error:  # one that fails does not stop the others
+        except Exception as error:  # a failing peer does not stop the others
             rows[name] = PeerRow(name, "error", f"{type(error).__name__}: {error}")
     _time(peers, rows, rounds)
     return list(rows.values()), notes
 
 
 def _reference(problem: Problem) -> dict[str, np.ndarray]:
-    """The value, named "", and the gradients by path, in double precision."""
+    """The value, under the name "", and the gradients by path, in double precision."""
     with jax.enable_x64(True):
         unknowns, data = in_double(problem.start())
         gradient = eqxlike.filter_jit(eqxlike.filter_value_and_grad(problem.function))
@@ -74,7 +74,7 @@ def _reference(problem: Problem) -> dict[str, np.ndarray]:
 
 
 def _checked(name: str, peer: Peer, reference: Mapping[str, np.ndarray]) -> PeerRow:
-    """The row of a peer, except its times: its first call, its memory, and its error."""
+    """The row of a peer without its times: first call, memory and error."""
     start_s = time.perf_counter()
     returned = jax.block_until_ready(peer.gradient())
     first_call_ms = 1e3 * (time.perf_counter() - start_s)
@@ -96,7 +96,7 @@ def _checked(name: str, peer: Peer, reference: Mapping[str, np.ndarray]) -> Peer
 
 
 def _error(found: np.ndarray, expected: np.ndarray) -> float:
-    """The largest error of an array, relative to its largest entry; infinite where one is NaN."""
+    """The largest error of an array, relative to its largest entry. Infinite if there is a NaN."""
     error = np.max(np.abs(found - expected)) / max(np.max(np.abs(expected)), 1e-30)
     return float(error) if np.isfinite(error) else float("inf")
 
@@ -106,7 +106,7 @@ def _time(peers: Mapping[str, Peer], rows: dict[str, PeerRow], rounds: int) -> N
     calls: dict[Any, Any] = {}
     for name, peer in peers.items():
         calls[f"{name}: primal"] = peer.primal
-        # The value is ready when the gradient is, and waiting for it flattens no Module.
+        # The value is ready together with the gradient. Waiting for it does not flatten a Module.
         calls[name] = lambda peer=peer: peer.gradient()[0]
     if not calls:
         return

@@ -1,7 +1,8 @@
-"""The value and gradient of a problem by others: `jax.jit(jax.value_and_grad)`, NumPyro, PyTorch.
+"""Value and gradient of a problem with `jax.jit(jax.value_and_grad)`, NumPyro and PyTorch.
 
-To add a peer, write a function from a problem to a `Peer` and name it in `PEERS`. It raises
-LookupError for a problem that the peer lacks, and ImportError if the peer is not installed.
+To add a peer, write a function that returns the `Peer` for a problem and add it to `PEERS`. It
+raises LookupError if the peer does not implement the problem, and ImportError if the peer is not
+installed.
 """
 
 import dataclasses
@@ -20,12 +21,12 @@ Gradients = Mapping[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class Peer:
-    """One way to compute a problem.
+    """A way to compute value and gradient of a problem.
 
     - `primal`: computes the value, an array or a tensor.
     - `gradient`: computes the value, and the gradient in any form.
-    - `by_path`: takes the result of `gradient`, and returns the gradients by path.
-    - `peak_bytes`: the temporary memory of `gradient` by XLA's analysis, if XLA compiles it.
+    - `by_path`: converts the result of `gradient` to gradients by path.
+    - `peak_bytes`: XLA's estimate of the temporary memory of `gradient`, if XLA compiles it.
     """
 
     primal: Call
@@ -44,7 +45,7 @@ def eqxlike_filtered(problem: Problem) -> Peer:
 def on_module(problem: Problem) -> Peer:
     """`jax.jit(jax.value_and_grad(f))` of the Module, if all of its leaves are arrays.
 
-    **Raises:** `LookupError` if they are not.
+    **Raises:** `LookupError` if a leaf is not an array.
     """
     unknowns, data = problem.start()
     if not all(map(eqxlike.is_inexact_array, jax.tree_util.tree_leaves(unknowns))):
@@ -55,7 +56,7 @@ def on_module(problem: Problem) -> Peer:
 
 
 def on_flat_arrays(problem: Problem) -> Peer:
-    """`jax.jit(jax.value_and_grad(f))` of a list of arrays: a hand-written version."""
+    """`jax.jit(jax.value_and_grad(f))` of a list of arrays, as users write by hand."""
     unknowns, data = problem.start()
     dynamic, static = eqxlike.partition(unknowns, eqxlike.is_inexact_array)
     arrays, treedef = jax.tree_util.tree_flatten(dynamic)
@@ -75,9 +76,9 @@ def on_flat_arrays(problem: Problem) -> Peer:
 
 
 def numpyro(problem: Problem) -> Peer:
-    """The density of NumPyro's own model in free unknowns: minus its `potential_energy`.
+    """Minus `potential_energy` of NumPyro's model, a density of unconstrained unknowns.
 
-    **Raises:** `LookupError` if it has none, or the unknowns are not free.
+    **Raises:** `LookupError` if NumPyro has no model or the unknowns are constrained.
     """
     if problem.constraints and not problem.is_linked:
         raise LookupError("a density in constrained space has no one gradient: NumPyro normalises")

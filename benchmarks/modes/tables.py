@@ -1,4 +1,4 @@
-"""The report of `benchmarks.ad_modes` as tables: a row a model, a column a mode or a peer."""
+"""The report of `benchmarks.ad_modes`: rows are models, columns are modes or peers."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -8,10 +8,10 @@ from benchmarks.modes.targets import title
 from benchmarks.targets import Target
 
 MOST = 200
-"""This many characters are shown of an explanation, which may be pages long."""
+"""The number of characters of an explanation to show. Explanations may be pages long."""
 
 PEERS = ("numpyro", "torch", "enzyme-ad")
-"""Packages whose versions belong to a report."""
+"""The packages whose versions a report contains."""
 
 Cell = Callable[[Mapping[str, Any]], str]
 
@@ -21,9 +21,9 @@ def render(report: Mapping[str, Any], found: Sequence[Target], *, markdown: bool
 
     **Arguments:**
 
-    - `report`: as `benchmarks.ad_modes` makes it.
-    - `found`: the targets, as `benchmarks.modes.targets` finds them.
-    - `markdown`: whether to write Markdown rather than plain aligned text.
+    - `report`: the report of `benchmarks.ad_modes`.
+    - `found`: the targets of `benchmarks.modes.targets`.
+    - `markdown`: whether to write Markdown instead of aligned plain text.
     """
     rows = report["rows"]
     if not rows:
@@ -55,14 +55,14 @@ def render(report: Mapping[str, Any], found: Sequence[Target], *, markdown: bool
 def cells(
     rows: Sequence[Mapping[str, Any]], of: str, cell: Cell, first: Sequence[str] = ()
 ) -> list[list[str]]:
-    """The cells of one table, headings first.
+    """The cells of a table, starting with the headings.
 
     **Arguments:**
 
     - `rows`: the rows of a report.
-    - `of`: "modes" or "peers", what the columns are.
-    - `cell`: the text of a column in a row.
-    - `first`: the columns that go before, of "unknowns" and "primal".
+    - `of`: the kind of columns, "modes" or "peers".
+    - `cell`: returns the text of a cell.
+    - `first`: the first columns, "unknowns" or "primal" or both.
     """
     names = list(dict.fromkeys(each["mode"] for row in rows for each in row[of]))
     lines = [["", *first, *names]]
@@ -76,7 +76,7 @@ def cells(
 
 
 def _verdict_or(cell: Cell, of: Mapping[str, Any]) -> str:
-    """The cell, followed by the verdict unless it is `ok`."""
+    """The cell, followed by the verdict if it is not `ok`."""
     text = cell(of)
     return text if of["verdict"] == "ok" else f"{text} {of['verdict']}".strip()
 
@@ -105,7 +105,7 @@ def _first(of: Mapping[str, Any]) -> str:
 
 
 def _number(number: float) -> str:
-    """With at most three digits, or as an integer."""
+    """The number with at most three digits, or as an integer."""
     return f"{number:.{sum(number < power for power in (100, 10))}f}"
 
 

@@ -8,7 +8,7 @@ from benchmarks.modes.peers import FLAT, MODULE, NUMPYRO, OURS
 from benchmarks.targets import Target, at_most
 
 NOT_OF_JAX = (enzyme.MODE,)
-"""Modes that are not JAX's own, for which there is no target."""
+"""Modes that do not use JAX's derivatives, and have no target."""
 
 Row = Mapping[str, Any]
 
@@ -35,7 +35,7 @@ def targets(report: Mapping[str, Any]) -> list[Target]:
 
 
 def title(row: Row) -> str:
-    """The name of a row: the model, and the space where there are two."""
+    """The name of a row: the model, and the space if the model has two spaces."""
     return f"{row['name']}, linked" if row["space"] == "linked" else row["name"]
 
 
@@ -55,7 +55,7 @@ def _all_are_right(rows: Sequence[Row]) -> Iterator[Target]:
 
 
 def _of_mode(row: Row, name: str) -> Mapping[str, Any]:
-    """A mode's part of a row; an empty mapping if it failed."""
+    """The entry of a mode in a row, or an empty mapping if the mode failed."""
     found = [mode for mode in row["modes"] if mode["mode"] == name and mode["gradient_us"]]
     return found[0] if found else {}
 
@@ -82,7 +82,7 @@ def _of_auto(rows: Sequence[Row]) -> dict[str, float]:
 
 
 def _to_peer(rows: Sequence[Row], own: str, peer: str) -> dict[str, float]:
-    """The times of one peer relative to another peer, where both were timed."""
+    """The times of a peer relative to another peer, if both were timed."""
     found = {}
     for row in rows:
         to_ours = {each["mode"]: each["to_ours"] for each in row["peers"]}
@@ -102,7 +102,7 @@ def _chunk(rows: Sequence[Row]) -> dict[str, float]:
 
 
 def _of_others(ratios: Mapping[str, float]) -> Iterator[Target]:
-    """The targets of the measurements in addition to the zoo, by the names of `others`."""
+    """The targets of the additional measurements in `others`."""
     if not ratios:
         return
     checkpointed = {"temporary memory": ratios["checkpointed"]}

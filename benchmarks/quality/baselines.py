@@ -1,4 +1,4 @@
-"""Baselines for Bayesian methods: the plain network, and scikit-learn's models."""
+"""Baselines for Bayesian methods: the plain network, and models of scikit-learn."""
 
 import functools
 import importlib
@@ -31,30 +31,30 @@ STEPS = 2000
 LEARNING_RATE = 3e-3
 
 MOST_FOR_KERNEL = 200
-"""The number of examples from which a Gaussian process learns its kernel's parameters."""
+"""The number of examples that a Gaussian process uses to fit the parameters of its kernel."""
 
 MOST_FOR_CLASSES = 1000
-"""The most examples for a Gaussian process of classes, whose cost grows with their cube."""
+"""The maximum number of examples for Gaussian process classification, whose cost is cubic."""
 
 VARIANCES = (3.0, 30.0, 300.0)
 LENGTHS = (0.5, 1.0, 2.0, 4.0)
-"""The kernels of classifiers to choose from: lengths as multiples of the root of the features."""
+"""Kernel lengths of classifiers to choose from, as multiples of the root of the features."""
 
 
 def of_normals(means: ArrayLike, scales: ArrayLike) -> bayes.Mixture:
-    """The prediction of normal distributions, one for each input."""
+    """A prediction with a normal distribution for each input."""
     loc = jnp.asarray(means, jnp.float32)[None]
     scale = jnp.broadcast_to(jnp.asarray(scales, jnp.float32), loc.shape)
     return bayes.Mixture(dist.Normal(loc, scale))
 
 
 def of_probabilities(probabilities: np.ndarray) -> bayes.CategoricalMixture:
-    """The prediction of probabilities of classes, shape `(N, C)`."""
+    """A prediction with the class probabilities, shape `(N, C)`."""
     return bayes.CategoricalMixture(jnp.log(jnp.asarray(probabilities, jnp.float32))[None])
 
 
 def _residual_scale(means: np.ndarray, y: np.ndarray) -> float:
-    """The standard deviation of the noise under which the training part is most probable."""
+    """The maximum-likelihood standard deviation of the noise on the training part."""
     return float(np.sqrt(np.mean((y - means) ** 2)))
 
 
@@ -62,13 +62,13 @@ def _residual_scale(means: np.ndarray, y: np.ndarray) -> float:
 
 
 def plain_network(split: Split, key: jax.Array, steps: int = STEPS) -> Prediction:
-    """The prediction of the network with maximum-likelihood parameters, found by Adam."""
+    """The prediction of the network trained with Adam for maximum likelihood."""
     model = nn.inference_mode(network(split.data, key))
     return _prediction(_trained(model, likelihood(split.data), split.x, split.y, steps)[0], split)
 
 
 def stopped_early(split: Split, key: jax.Array, steps: int = STEPS) -> Prediction:
-    """The same, after the number of steps that was best on a held-out tenth."""
+    """As `plain_network`, with the number of steps that is best on a held-out tenth."""
     model = nn.inference_mode(network(split.data, key))
     of, num_held = likelihood(split.data), round(TEST_PART * len(split.x))
     x, y, x_held, y_held = (
@@ -99,7 +99,7 @@ def _trained(
     steps: int | np.integer,
     held_out: tuple[np.ndarray, np.ndarray] | None = None,
 ) -> tuple[nn.Sequential, np.ndarray]:
-    """The model after this many steps on all examples, and the loss on others before each step."""
+    """The model after this many steps, and the loss on held-out examples before each step."""
     train, held = jtu.tree_map(jnp.asarray, ((x, y), held_out or (x, y)))
     num_losses = 1 if held_out is None else int(steps)
     model, losses = _descend(model, of, train, held, jnp.asarray(steps), num_losses)
@@ -120,7 +120,7 @@ def _descend(
 
     def loss(arrays: nn.Sequential, data: tuple[jax.Array, jax.Array]) -> jax.Array:
         outputs = jax.vmap(combine(arrays, rest))(data[0])
-        # At any scale, normal noise means least squares.
+        # For normal noise of any scale, maximum likelihood is least squares.
         known = {"scale": jnp.ones(())} if isinstance(of, bayes.Gaussian) else {}
         return -jnp.mean(
             jax.vmap(lambda output, y: of.log_prob(output, known, y))(outputs, data[1])
@@ -138,13 +138,13 @@ def _descend(
     return combine(arrays, rest), losses
 
 
-# --- scikit-learn's ---
+# --- models of scikit-learn ---
 
 
 def one_thread(predict: Predict) -> Predict:
-    """The same with scikit-learn's linear algebra on one thread.
+    """Makes `predict` run scikit-learn's linear algebra on one thread.
 
-    It makes many small BLAS calls, which several threads slow down on busy cores.
+    scikit-learn makes many small BLAS calls, which are slower with several threads on busy cores.
     """
 
     @functools.wraps(predict)
@@ -157,7 +157,7 @@ def one_thread(predict: Predict) -> Predict:
 
 @one_thread
 def linear(split: Split, key: jax.Array) -> Prediction:
-    """Ridge or logistic regression, with the penalty of the best cross-validation."""
+    """Ridge or logistic regression, with the penalty chosen by cross-validation."""
     del key  # It is deterministic.
     models = importlib.import_module("sklearn.linear_model")
     if split.data.is_regression:
@@ -176,9 +176,9 @@ def linear(split: Split, key: jax.Array) -> Prediction:
 
 @one_thread
 def gaussian_process(split: Split, key: jax.Array) -> Prediction:
-    """A Gaussian process with a squared exponential kernel, chosen by the evidence.
+    """A Gaussian process with a squared exponential kernel that maximises the evidence.
 
-    Each class has its own process, against all others.
+    Classification fits a process for each class against all other classes.
     """
     del key  # It is deterministic.
     processes = importlib.import_module("sklearn.gaussian_process")

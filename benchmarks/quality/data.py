@@ -1,4 +1,4 @@
-"""Data sets, and how they are split into training and test parts."""
+"""Data sets, and their splits into training and test parts."""
 
 import csv
 import dataclasses
@@ -15,12 +15,12 @@ TEST_PART = 0.1
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class DataSet:
-    """Examples of one problem.
+    """A data set.
 
     - `name`: the name of the data.
     - `x`: the features, shape `(N, d)`.
-    - `y`: the targets, shape `(N,)`: numbers, or classes from 0.
-    - `num_classes`: the number of classes; `None` for regression.
+    - `y`: the targets, shape `(N,)`: numbers, or classes starting from 0.
+    - `num_classes`: the number of classes, or `None` for regression.
     """
 
     name: str
@@ -41,8 +41,8 @@ class Split:
     - `x`, `y`: the training part. Features, and the targets of a regression, have mean 0 and
       standard deviation 1.
     - `x_test`: features, standardised with the mean and standard deviation of the training part.
-    - `y_test`: targets in their own unit.
-    - `centre`, `unit`: a standardised target times `unit` plus `centre` is in its own unit.
+    - `y_test`: targets in their original unit.
+    - `centre`, `unit`: the original target is `unit` times the standardised target, plus `centre`.
     - `train`: the indices of the training examples.
     """
 
@@ -57,7 +57,7 @@ class Split:
 
     @property
     def y_test_standard(self) -> np.ndarray:
-        """The targets of the test part, standardised like the targets of the training part."""
+        """The targets of the test part, standardised like the training targets."""
         if not self.data.is_regression:
             return self.y_test
         return ((self.y_test - self.centre) / self.unit).astype(np.float32)
@@ -65,14 +65,14 @@ class Split:
 
 @functools.cache
 def split(data: DataSet, seed: int) -> Split:
-    """Nine tenths of the examples for training and a tenth for testing, drawn by a seed."""
+    """Random training and test parts with nine tenths and a tenth of the examples."""
     order = np.random.default_rng(seed).permutation(len(data.x))
     num_test = max(1, round(TEST_PART * len(order)))
     return split_at(data, order[:num_test], order[num_test:])
 
 
 def split_at(data: DataSet, test: np.ndarray, train: np.ndarray) -> Split:
-    """The examples of these indices to test on, and those to train on."""
+    """The split with these indices of test and training examples."""
     mean, spread = data.x[train].mean(axis=0), data.x[train].std(axis=0)
     # A feature that is constant in the training part carries no information.
     spread = np.where(spread > 0, spread, 1.0)
@@ -84,7 +84,7 @@ def split_at(data: DataSet, test: np.ndarray, train: np.ndarray) -> Split:
     return Split(data, x, y, x_test, data.y[test], centre, unit, train)
 
 
-# --- where the data come from ---
+# --- sources of the data ---
 
 
 class Source(NamedTuple):
@@ -114,12 +114,12 @@ SOURCES = (
 
 
 def read_csv(path: pathlib.Path) -> DataSet:
-    """A regression from a file of numbers, the target in the last column.
+    """Reads a regression from a file of numbers, with the target in the last column.
 
-    A first line of names is skipped.
+    Skips a first line with names.
 
     **Raises:** `ValueError` for a value that is not a number, fewer than two columns or twenty
-    rows, or rows of different lengths; `OSError` if there is no such file.
+    rows, or rows of different lengths. `OSError` if the file does not exist.
     """
     lines = path.read_text(encoding="utf-8-sig").splitlines()
     separator = next((each for each in ",;\t" if lines and each in lines[0]), None)

@@ -1,6 +1,6 @@
 """The table of methods, with the settings that differ from the defaults.
 
-A line here adds a method to the benchmark.
+A new line in the table adds a method to the benchmark.
 """
 
 from collections.abc import Callable, Mapping
@@ -22,13 +22,13 @@ LAPLACE = "Laplace, default"
 RECOMMENDED = "ensemble, recommended"
 
 NUM_DRAWS = 200
-"""The number of networks in a prediction's mixture, except for an ensemble."""
+"""The number of networks in the mixture of a prediction, except for ensembles."""
 
 LARGE = 1500
-"""For this many examples or more, chains are shorter."""
+"""The number of examples from which chains are shorter."""
 
 METHODS: Mapping[str, bayes.Method] = {
-    # The call of docs/bayes.md, the same for all data.
+    # The call that docs/bayes.md recommends, for all data.
     RECOMMENDED: bayes.EarlyStoppedEnsemble(members=5),
     MODE: bayes.MAP(),
     "deep ensemble": bayes.DeepEnsemble(members=10),
@@ -58,7 +58,7 @@ OF_LARGE: Mapping[str, bayes.Method] = {
     "HMC": bayes.HMC(num_samples=50, num_warmup=60, chains=2, trajectory_steps=16),
     "NUTS": bayes.NUTS(num_samples=30, num_warmup=40, chains=2, max_doublings=5),
 }
-"""The settings for data of at least `LARGE` examples, where they differ."""
+"""The methods with other settings for data with at least `LARGE` examples."""
 
 QUICK: Mapping[str, bayes.Method] = {
     "MAP": bayes.MAP(steps=500),
@@ -70,9 +70,9 @@ QUICK: Mapping[str, bayes.Method] = {
 
 
 class Row(NamedTuple):
-    """A method by the name of its row.
+    """A method and the name of its row.
 
-    - `predict`: from a split and a key to the prediction of the test part.
+    - `predict`: maps a split and a key to the prediction of the test part.
     """
 
     name: str
@@ -80,7 +80,7 @@ class Row(NamedTuple):
 
 
 def rows(*, is_quick: bool) -> tuple[Row, ...]:
-    """Everything that is compared, in the order of the tables."""
+    """All rows, in the order of the tables."""
     of_scikit_learn = (
         Row("ridge or logistic regression", baselines.linear),
         Row("Gaussian process", baselines.gaussian_process),

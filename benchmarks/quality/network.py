@@ -16,16 +16,16 @@ from eqxlike import bayes, nn
 WIDTH = 50
 DROPOUT = 0.1
 PRIOR_SCALES = (0.5, 1.0, 2.0, 4.0, 8.0)
-"""The scales of the prior to choose from. Standardised targets are about 1; the logits of a certain
-class are several.
+"""The scales of the prior to choose from. Standardised targets are about 1, and the logits of
+confident classes are larger.
 """
 
 NUM_PARTS = 3
-"""The folds of the training part: each is held out once to choose the scale of the prior."""
+"""The number of folds of the training part that choose the scale of the prior."""
 
 
 def network(data: DataSet, key: jax.Array) -> nn.Sequential:
-    """A hidden layer of 50 units with ReLU; only MC dropout drops units.
+    """A network with a hidden layer of 50 units and ReLU. Only MC dropout drops units.
 
     It returns a number, the logit of the second of two classes, or a logit for each class.
     """
@@ -42,19 +42,19 @@ def network(data: DataSet, key: jax.Array) -> nn.Sequential:
 
 
 def likelihood(data: DataSet) -> bayes.Likelihood:
-    """The likelihood of standardised targets, or of classes."""
+    """The likelihood of standardised targets or of classes."""
     if data.is_regression:
         return bayes.Gaussian(scale=dist.Gamma(2.0, 4.0))
     return bayes.Bernoulli() if data.num_classes == 2 else bayes.Categorical()
 
 
 def prior(data: DataSet, scale: float) -> bayes.Prior:
-    """Normal: biases have the scale, weights the scale over the square root of their layer's
-    inputs.
+    """A normal prior. Biases have this scale. Weights have this scale divided by the square root of
+    the number of inputs of the layer.
 
-    Its draws are functions that vary about as much for any number of features.
+    Functions drawn from the prior vary about as much for any number of features.
     """
-    # Scales are arrays, so that all scales share one program.
+    # The scales are arrays, so that all scales share one program.
     features, hidden, biases = jnp.asarray(
         [scale / math.sqrt(data.x.shape[1]), scale / math.sqrt(WIDTH), scale], jnp.float32
     )
@@ -69,9 +69,9 @@ def prior(data: DataSet, scale: float) -> bayes.Prior:
 
 @functools.cache
 def prior_scale(split: Split) -> float:
-    """The scale with which `bayes.MAP` predicts held-out folds of the training part best.
+    """The scale for which `bayes.MAP` best predicts held-out folds of the training part.
 
-    The test part is not used. All methods get this scale.
+    The test part is not used. All methods use this scale.
     """
     held_out = [split.train[index::NUM_PARTS] for index in range(NUM_PARTS)]
     parts = [
@@ -94,7 +94,7 @@ def _nll_of_map(split: Split, scale: float) -> float:
 
 
 def target(split: Split, key: jax.Array, scale: float) -> bayes.Posterior:
-    """The posterior of the network, given the training part, with a prior of this scale."""
+    """The posterior of the network given the training part, with a prior of this scale."""
     data = split.data
     given = network(data, key), prior(data, scale), likelihood(data)
     return bayes.Posterior(*given, (split.x, split.y))

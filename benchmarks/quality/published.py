@@ -1,11 +1,11 @@
-"""Published figures for data sets that a CSV file may hold."""
+"""Published figures for data sets that users may have as CSV files."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
 
 
 class Published(NamedTuple):
-    """A figure for a data set: the mean over 20 splits, each with a tenth for testing."""
+    """A figure for a data set: the mean over 20 splits with a tenth for testing."""
 
     method: str
     rmse: float
@@ -49,5 +49,5 @@ PUBLISHED: Mapping[str, tuple[Published, ...]] = {
 
 
 def published(name: str) -> tuple[Published, ...]:
-    """The published figures for a data set, by the start of its name in upper or lower case."""
+    """The published figures for a data set, found by the start of its name, ignoring case."""
     return next((found for stem, found in PUBLISHED.items() if name.lower().startswith(stem)), ())

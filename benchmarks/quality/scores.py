@@ -1,4 +1,4 @@
-"""The quality of a prediction of a test part."""
+"""The scores of a prediction on a test part."""
 
 import math
 from typing import NamedTuple
@@ -21,10 +21,10 @@ Prediction = bayes.Mixture | bayes.CategoricalMixture
 class Scores(NamedTuple):
     """The scores on a test part.
 
-    - `nll`: in nats by example, of a density in the unit of the targets.
-    - `accuracy`: RMSE in that unit, or the fraction of correctly predicted classes.
+    - `nll`: negative log likelihood in nats for an example, in the unit of the targets.
+    - `accuracy`: RMSE in the unit of the targets, or the fraction of correctly predicted classes.
     - `calibration_error`: between 0 and 1.
-    - `coverage`: of intervals or sets of level 0.9.
+    - `coverage`: coverage of intervals or sets of level 0.9.
     """
 
     nll: float
@@ -52,7 +52,7 @@ def scores(prediction: Prediction, split: Split) -> Scores:
 
 
 def interval_calibration_error(prediction: bayes.Mixture, y: jnp.ndarray) -> float:
-    """The difference between coverage and level of central intervals, over many levels."""
+    """The mean difference between coverage and level of central intervals, over many levels."""
     # A central interval of level `p` contains the quantiles within `p / 2` of the median.
     level_of_each = np.abs(2 * np.asarray(prediction.cdf(y)) - 1)
     coverage = np.mean(level_of_each[None] <= LEVELS[:, None], axis=1)
@@ -60,12 +60,12 @@ def interval_calibration_error(prediction: bayes.Mixture, y: jnp.ndarray) -> flo
 
 
 def set_coverage(probabilities: np.ndarray, y: np.ndarray) -> float:
-    """How often the sets of the most probable classes contain the label.
+    """The coverage of sets of the most probable classes.
 
-    A set takes classes by their probability until it reaches `LEVEL`, the last of them randomly, so
-    that it has that probability exactly. The result averages the probability that the set contains
-    the label. Without randomness the sets of a certain classifier would have one class, and their
-    coverage would be its accuracy.
+    A set contains classes in order of their probability until their sum reaches `LEVEL`. It
+    contains the last class randomly, so that its expected probability is exactly `LEVEL`. The
+    result is the mean probability that the set contains the label. Without randomness, the sets of
+    a confident classifier would have one class, and their coverage would be its accuracy.
 
     **Arguments:**
 

@@ -1,4 +1,4 @@
-"""The report of `benchmarks.bayes_quality` as tables: one a data set, a row a method."""
+"""The report of `benchmarks.bayes_quality`: a table for each data set, a row for each method."""
 
 import collections
 import math
@@ -12,26 +12,26 @@ from benchmarks.quality.published import SOURCES, published
 from benchmarks.targets import Target
 
 PACKAGES = ("eqxlike", "jax", "numpyro", "blackjax", "scikit-learn", "numpy", "python")
-"""The packages whose versions belong to a report."""
+"""The packages whose versions a report contains."""
 
 EXPLANATION = """\
-Mean over the splits, and its standard error in brackets. NLL: in nats an example, of a density in
-the unit of the targets. Calibration error: for numbers, by how much the coverage of central
-intervals differs from their level, over 19 levels; for classes, the expected calibration error
-with 10 bins of equal width. Coverage: of central intervals of 90%; for classes, of sets of the
-most probable ones that have probability 90%, the last taken by chance so that they have it exactly.
-Seconds: to fit and to predict, the median over the splits, without what the first one compiles."""
+Mean over the splits, and its standard error in brackets. NLL: negative log likelihood in nats for
+an example, in the unit of the targets. Calibration error: for numbers, the mean difference between
+the coverage and the level of central intervals, over 19 levels; for classes, the expected
+calibration error with 10 bins of equal width. Coverage: the coverage of central 90% intervals; for
+classes, of sets of the most probable classes whose expected probability is exactly 90%. Seconds:
+the median time to fit and predict over the splits, without the compilation of the first split."""
 
 Row = Mapping[str, Any]
 
 
 def mean(row: Row, score: str) -> float:
-    """The mean of a score over the splits of a row."""
+    """The mean of a score over the splits."""
     return float(np.mean([split[score] for split in row["splits"]]))
 
 
 def standard_error(row: Row, score: str) -> float:
-    """The standard error of that mean; NaN for one split."""
+    """The standard error of the mean, or NaN for one split."""
     values = [split[score] for split in row["splits"]]
     return float(np.std(values, ddof=1) / math.sqrt(len(values))) if len(values) > 1 else math.nan
 
@@ -46,9 +46,9 @@ def render(report: Mapping[str, Any], found: Sequence[Target], *, markdown: bool
 
     **Arguments:**
 
-    - `report`: as `benchmarks.bayes_quality` makes it.
-    - `found`: the targets, as `benchmarks.quality.targets` finds them.
-    - `markdown`: whether to write Markdown rather than plain aligned text.
+    - `report`: the report of `benchmarks.bayes_quality`.
+    - `found`: the targets of `benchmarks.quality.targets`.
+    - `markdown`: whether to write Markdown instead of aligned plain text.
     """
     rows = report["rows"]
     if not rows:
@@ -80,7 +80,7 @@ def render(report: Mapping[str, Any], found: Sequence[Target], *, markdown: bool
 
 
 def cells(rows: Sequence[Row]) -> list[list[str]]:
-    """The cells of the table of one data set, headings first."""
+    """The cells of the table of a data set, starting with the headings."""
     accuracy = "RMSE" if rows[0]["is_regression"] else "accuracy"
     lines = [["", "NLL", accuracy, "calibration error", "coverage", "seconds"]]
     for row in rows:
@@ -96,7 +96,7 @@ def cells(rows: Sequence[Row]) -> list[list[str]]:
 
 def _cell(row: Row, score: str) -> str:
     value, error = mean(row, score), standard_error(row, score)
-    # More decimals would be finer than the standard error.
+    # Shows no more decimals than the standard error justifies.
     digits = 3 if abs(value) < 20 else 2
     return (
         f"{value:.{digits}f}" if math.isnan(error) else f"{value:.{digits}f} ({error:.{digits}f})"
@@ -104,7 +104,7 @@ def _cell(row: Row, score: str) -> str:
 
 
 def describe(report: Mapping[str, Any]) -> str:
-    """Two lines on versions, machine and method."""
+    """Two lines about versions, machine and method."""
     machine, method = report["machine"], report["method"]
     versions = ", ".join(f"{name} {machine[name] or 'not installed'}" for name in PACKAGES)
     return (

@@ -13,7 +13,7 @@ LEAST, MOST = 0.87, 0.93
 """The accepted coverage of 90% intervals."""
 
 MOST_OF_MODE = 1.05
-"""The accepted NLL of Laplace's approximation, as a fraction of the NLL of its mode."""
+"""The largest accepted NLL of `bayes.Laplace`, relative to the NLL of its mode."""
 
 Row = Mapping[str, Any]
 
@@ -42,7 +42,7 @@ def _pairs(name: str, other: str, rows: Sequence[Row]) -> dict[str, tuple[Row, R
 
 
 def _recommends(rows: Sequence[Row]) -> Iterator[Target]:
-    """On all data, the recommended call beats early stopping in NLL, and coverage is accepted."""
+    """On all data, the recommended call beats early stopping in NLL and has enough coverage."""
     pairs = _pairs(RECOMMENDED, STOPPED, rows)
     if not pairs:
         return
@@ -61,7 +61,7 @@ def _recommends(rows: Sequence[Row]) -> Iterator[Target]:
 
 
 def _keeps_to_the_mode(rows: Sequence[Row]) -> Iterator[Target]:
-    """`bayes.Laplace()` loses little NLL compared with the mode on any data; better on average."""
+    """`bayes.Laplace()` is never much worse than its mode in NLL, and is better on average."""
     pairs = _pairs(LAPLACE, MODE, rows)
     if not pairs:
         return

@@ -1,1 +1,1 @@
-"""Models to differentiate: what they are, in JAX, in NumPyro and in PyTorch."""
+"""Models to differentiate, in JAX, NumPyro and PyTorch."""

@@ -1,6 +1,7 @@
-"""The models of the zoo whose data are exchangeable, and their log densities.
+"""The models of the zoo with exchangeable data, and their log densities.
 
-The unknowns of each are a Module whose fields have the model's names; the data are a tuple.
+The unknowns of a model are a Module whose fields have the names in the docstring. The data are a
+tuple.
 """
 
 import jax
@@ -21,7 +22,7 @@ class Logistic(Module):
 
 
 class EightSchools(Module):
-    """`effects` of shape (8,), their `mean` and their `scale`."""
+    """`effects` of shape (8,), and their `mean` and `scale`."""
 
     mean: Array
     scale: Array
@@ -129,7 +130,7 @@ def gaussian_mixture(points: int = 200) -> Problem:
     """`weights` ~ Dirichlet(2), `means` ~ Normal(0, 5) in order, `scales` ~ HalfNormal(2); each `y`
     is normal around the mean of one of three components.
 
-    The density of the means is not multiplied by the number of their orders.
+    The density of the ordered means is not multiplied by the number of permutations.
     """
 
     def log_density(unknowns: Mixture, data: tuple[Array]) -> Array:

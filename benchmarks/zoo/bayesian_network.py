@@ -1,9 +1,9 @@
 """The Bayesian network on which Turing.jl compares differentiation backends.
 
-Two dense layers with ReLU between them; all weights ~ Normal(0, 1), `sigma` ~ Gamma(0.1, 1), and
-`y` ~ Normal(network(x), sigma). With 2 features, `width` units and one output there are `4 *
-width + 1` unknowns: three weights a unit before ReLU, one after it, and `sigma`. The output has no
-bias.
+There are two dense layers with ReLU between them. All weights ~ Normal(0, 1), `sigma` ~ Gamma(0.1,
+1), and `y` ~ Normal(network(x), sigma). With 2 features, `width` units and one output there are
+`4 * width + 1` unknowns: for each unit three weights before ReLU and one weight after it, and
+`sigma`. The output has no bias.
 """
 
 from typing import Any
@@ -29,27 +29,27 @@ BRANCHED = (16, 4)
 """The width of the network with parallel branches, and the number of its branches."""
 
 CLEARANCE = 0.02
-"""No unit is this close to the kink of ReLU at any point of the data: finite differences would see
-another function there than derivatives do.
+"""The minimum distance of all units from the kink of ReLU, for all data. Finite differences across
+the kink would differ from the derivative.
 """
 
 CONSTRAINTS = {"sigma": "positive"}
 
 
 class BayesianNetwork(Module):
-    """A layer `hidden` from the features to the units, an `output` layer, and the noise `sigma`."""
+    """A `hidden` layer, an `output` layer, and the noise `sigma`."""
 
     hidden: Any
     output: nn.Linear
     sigma: Array
 
     def __call__(self, x: Array) -> Array:
-        """The mean at one point, of shape (1,)."""
+        """The mean for one point, of shape (1,)."""
         return self.output(jax.nn.relu(self.hidden(x)))
 
 
 class Branches(Module):
-    """Equal branches stored stacked and called as one; their outputs are concatenated."""
+    """Equal branches, stored stacked and called together. Their outputs are concatenated."""
 
     layers: nn.Linear
 
@@ -78,7 +78,7 @@ def bayesian_network(width: int) -> Problem:
 
 
 def parallel_network(width: int, branches: int) -> Problem:
-    """The same network; its hidden layer has equal branches whose outputs are concatenated."""
+    """The network whose hidden layer has equal branches with concatenated outputs."""
 
     def start() -> tuple[BayesianNetwork, tuple[Array, Array]]:
         weight, bias, output, data = _drawn(width)
@@ -99,14 +99,14 @@ def name(width: int, branches: int = 1) -> str:
 
 
 def _with_weights(hidden: Any, arrays: list[np.ndarray]) -> BayesianNetwork:
-    """The network with this hidden layer, and these weights in tree order."""
+    """The network with this hidden layer and these weights, in tree order."""
     output = nn.Linear(arrays[-1].shape[1], 1, use_bias=False, key=jax.random.key(0))
     network = BayesianNetwork(hidden, output, jnp.zeros(()))
     return with_arrays(eqxlike, network, [*arrays, np.float32(0.5)])
 
 
 def _drawn(width: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, tuple[Array, Array]]:
-    """Weight and bias of the hidden layer, weight of the output, and data away from the kinks."""
+    """Weight and bias of the hidden layer, weight of the output, and data that avoid the kinks."""
     draw = np.random.default_rng(7)
     weight = draw.normal(size=(width, FEATURES)).astype(np.float32)
     bias = draw.normal(0, 0.5, width).astype(np.float32)

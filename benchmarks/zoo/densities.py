@@ -1,7 +1,7 @@
 """Log densities of distributions, summed over all their arguments.
 
-Parameters are Python numbers or arrays, and one of them may be a scalar where another is not. No
-dtype is set, so everything is computed in the dtype of the arrays.
+Parameters are Python numbers or arrays, and scalars are broadcast. The computation has the dtype of
+the arrays.
 """
 
 import math
@@ -24,7 +24,7 @@ def normal(x: Array, mean: ArrayLike, scale: ArrayLike) -> Array:
 
 
 def isotropic_normal(x: Array, mean: ArrayLike, scale: ArrayLike) -> Array:
-    """Normal(mean, scale**2 I): one common scale, so the sum is divided only once."""
+    """Normal(mean, scale**2 I). The scale is common, so only the sum is divided."""
     constant = jnp.log(scale) + math.log(2 * math.pi) / 2
     return -jnp.sum((x - mean) ** 2) / (2 * scale**2) - x.size * constant
 
@@ -46,12 +46,12 @@ def gamma(x: Array, shape: float, rate: float) -> Array:
 
 
 def poisson(counts: Array, log_rate: Array) -> Array:
-    """Poisson(exp(log_rate)), for counts as floats."""
+    """Poisson(exp(log_rate)), for floating-point counts."""
     return jnp.sum(counts * log_rate - jnp.exp(log_rate) - gammaln(counts + 1))
 
 
 def bernoulli(is_one: Array, logits: Array) -> Array:
-    """Bernoulli(sigmoid(logits)), for zeros and ones as floats."""
+    """Bernoulli(sigmoid(logits)), for floating-point zeros and ones."""
     return jnp.sum(is_one * logits - jax.nn.softplus(logits))
 
 
@@ -69,7 +69,8 @@ def lkj_cholesky(cholesky: Array, concentration: float) -> Array:
 
     **Arguments:**
 
-    - `cholesky`: lower triangular, of shape (size, size); the part above its diagonal is not read.
+    - `cholesky`: lower triangular matrix of shape (size, size). Entries above the diagonal are not
+      read.
     - `concentration`: 1 for the uniform density of correlation matrices.
     """
     size = cholesky.shape[0]

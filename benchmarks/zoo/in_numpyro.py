@@ -1,6 +1,6 @@
-"""The Bayesian models of the zoo in NumPyro, to compare its densities with ours.
+"""The Bayesian models of the zoo in NumPyro, to compare NumPyro's densities with ours.
 
-Each is written from the docstring of our density. The names of its sites are the paths of our
+Each model follows the docstring of our density. The names of its sites are the paths of our
 unknowns.
 """
 
@@ -18,13 +18,13 @@ from benchmarks.zoo.bayesian_network import BRANCHED, WIDTHS, name
 from benchmarks.zoo.problem import Problem
 
 Model = Callable[..., None]
-"""It takes the data of the problem."""
+"""A NumPyro model, called with the data of the problem."""
 
 
 def value(problem: Problem) -> Callable[[Any, Any], Any]:
     """NumPyro's log density of its model for a problem, in the space of the problem.
 
-    **Returns:** a function of the unknowns, by their paths, and of the data.
+    **Returns:** a function of the unknowns by path, and of the data.
 
     **Raises:** `LookupError` if NumPyro has no model for the problem.
     """
@@ -139,8 +139,8 @@ def garch(y: Array) -> None:
 
 
 def hidden_markov(states: int) -> Model:
-    """The model of `series.hidden_markov`. The likelihood of its chain is a factor, as in NumPyro's
-    own examples.
+    """The model of `series.hidden_markov`. The likelihood of the chain is a factor, as in NumPyro's
+    examples.
     """
 
     def model(y: Array) -> None:
@@ -161,7 +161,7 @@ def hidden_markov(states: int) -> Model:
 
 
 def _site(name: str, distribution: Any) -> Array:
-    """An unknown, which NumPyro's types allow to be anything convertible to an array."""
+    """The value of an unknown. NumPyro's type is wider: anything convertible to an array."""
     return cast(Array, numpyro.sample(name, distribution))
 
 
@@ -171,7 +171,7 @@ def _normal(*shape: int) -> Any:
 
 
 def _ordered_normal(name: str, size: int) -> Array:
-    """The site of an ordered vector, with the density of Normal(0, 5) at each of its entries."""
+    """The site of an ordered vector, with the density of Normal(0, 5) for each entry."""
     ordered = dist.ImproperUniform(dist.constraints.ordered_vector, (), (size,))
     values = _site(name, ordered)
     numpyro.factor(f"{name}.prior", jnp.sum(dist.Normal(0.0, 5.0).log_prob(values)))

@@ -1,7 +1,7 @@
 """Problems of the zoo in PyTorch, to time its gradients.
 
-PyTorch is not a dependency; importing this file imports it. Functions take the unknowns by their
-paths and the data, all of them tensors.
+Importing this file imports PyTorch, which is not a dependency. Functions are called with the
+unknowns by path and with the data, all of them tensors.
 """
 
 import importlib
@@ -17,8 +17,9 @@ from benchmarks.zoo.problem import Problem, by_path
 torch: Any = importlib.import_module("torch")
 dense: Any = importlib.import_module("torch.nn.functional")
 
-# The problems are small. Several threads wait for one another, and for XLA's: on two cores
-# logistic regression took 6,000 microseconds, and 30,000 compiled, but 230 and 120 with one thread.
+# The problems are small, and several threads would wait for each other and for XLA's threads. On
+# two cores, logistic regression took 6,000 us (30,000 us compiled) with two threads, and 230 us
+# (120 us compiled) with one thread.
 torch.set_num_threads(1)
 
 Tensor = Any
@@ -30,9 +31,9 @@ def calls(problem: Problem, *, compiles: bool) -> tuple[Callable[[], Any], Calla
 
     **Arguments:**
 
-    - `compiles`: whether they are compiled by `torch.compile`.
+    - `compiles`: whether `torch.compile` compiles them.
 
-    **Raises:** `LookupError` if the problem, or its link, is not written here.
+    **Raises:** `LookupError` if this file does not implement the problem or its link.
     """
     if problem.name not in FUNCTIONS:
         raise LookupError(f"{problem.name} is not written in PyTorch")
@@ -40,7 +41,7 @@ def calls(problem: Problem, *, compiles: bool) -> tuple[Callable[[], Any], Calla
     if problem.is_linked:
         function = _linked(function, problem.constraints)
     if compiles:
-        torch.compiler.reset()  # it compiles one function only a limited number of times
+        torch.compiler.reset()  # PyTorch limits the compilations of a function
         function = torch.compile(function, fullgraph=True, dynamic=False)
     unknowns, data = problem.start()
     leaves = {path: _tensor(leaf).requires_grad_() for path, leaf in by_path(unknowns).items()}
@@ -65,7 +66,7 @@ def bayesian_network(unknowns: Tensors, x: Tensor, y: Tensor) -> Tensor:
 
 
 def parallel_network(unknowns: Tensors, x: Tensor, y: Tensor) -> Tensor:
-    """`bayesian_network.parallel_network`, its branches one by one."""
+    """`bayesian_network.parallel_network`, with a loop over branches."""
     branches = zip(unknowns["hidden.layers.weight"], unknowns["hidden.layers.bias"], strict=True)
     units = torch.cat([dense.relu(dense.linear(x, *branch)) for branch in branches], dim=1)
     return _network_density(unknowns, units, y)
@@ -123,7 +124,7 @@ def _normal(x: Tensor, mean: Tensor | float, scale: Tensor | float) -> Tensor:
 
 
 def _linked(function: Callable[..., Tensor], constraints: Mapping[str, str]) -> Callable[..., Any]:
-    """The function of unknowns whose positive ones are replaced by their logarithms."""
+    """The function in linked space: positive unknowns are replaced by their logarithms."""
     if others := set(constraints.values()) - {"positive"}:
         raise LookupError(f"{', '.join(sorted(others))} is not linked in PyTorch")
 
@@ -136,7 +137,7 @@ def _linked(function: Callable[..., Tensor], constraints: Mapping[str, str]) -> 
 
 
 def _tensor(array: Any) -> Tensor:
-    """An array as a tensor with its own memory; PyTorch needs 64-bit indices."""
+    """Copies an array to a tensor. Integers become 64-bit, because PyTorch needs 64-bit indices."""
     tensor = torch.from_numpy(np.array(array))
     return tensor if tensor.is_floating_point() else tensor.long()
 

@@ -1,7 +1,7 @@
-"""The problems of the zoo in unconstrained space, by NumPyro's bijections.
+"""The problems of the zoo in unconstrained space, with NumPyro's bijections.
 
-Samplers work there: a constrained unknown (positive, ordered, ...) is the image of a
-free one, and the density is multiplied by the determinant of the Jacobian.
+Samplers work in this space. A constrained unknown (positive, ordered, ...) is the image of an
+unconstrained unknown, and the density is multiplied by the determinant of the Jacobian.
 """
 
 import dataclasses
@@ -15,9 +15,9 @@ from benchmarks.zoo.problem import Problem
 
 
 def linked(problem: Problem) -> Problem:
-    """The same density as a function of free unknowns.
+    """The same density as a function of unconstrained unknowns.
 
-    **Raises:** `ImportError` if NumPyro is not installed; `ValueError` for a problem without
+    **Raises:** `ImportError` if NumPyro is not installed. `ValueError` for a problem without
     constraints.
     """
     if not problem.constraints:
@@ -32,7 +32,7 @@ def linked(problem: Problem) -> Problem:
         unknowns, data = problem.start()
         return free_of(unknowns), data
 
-    @jax.jit  # one program, and not one for each operation of a bijection
+    @jax.jit  # one program instead of one for each operation of a bijection
     def free_of(unknowns: Any) -> Any:
         free = {name: link.inv(getattr(unknowns, name)) for name, link in links.items()}
         return dataclasses.replace(unknowns, **free)
@@ -41,8 +41,8 @@ def linked(problem: Problem) -> Problem:
 
 
 def constrain(links: Mapping[str, Any], free: Any) -> tuple[Any, Any]:
-    """The unknowns for the free ones, and the log of the Jacobian's determinant."""
-    images, log_det = {}, 0.0  # a Python number, so that it takes the dtype of the unknowns
+    """The constrained unknowns, and the log determinant of the Jacobian."""
+    images, log_det = {}, 0.0  # a Python number, so that the sum has the dtype of the unknowns
     for name, link in links.items():
         x = getattr(free, name)
         images[name] = link(x)

@@ -1,6 +1,7 @@
-"""The networks of the zoo, and their losses: layers of `eqxlike.nn`, and a loop of `eqxlike.loops`.
+"""The networks of the zoo and their losses, with layers of `eqxlike.nn` and a loop of
+`eqxlike.loops`.
 
-Nothing in them has a kink, so that finite differences agree with derivatives.
+All functions are smooth, so that finite differences agree with derivatives.
 """
 
 from typing import Any
@@ -18,7 +19,7 @@ from eqxlike import Module, loops, nn
 
 
 class Block(Module):
-    """A language model: an embedding, one block of a transformer, and logits of the next token.
+    """A language model: an embedding, a transformer block, and the logits of the next token.
 
     The block normalises before attention and before its dense layers, with residual connections.
     """
@@ -31,7 +32,7 @@ class Block(Module):
     readout: nn.Linear
 
     def __call__(self, tokens: Array) -> Array:
-        """The logits at each token, from that token and those before it."""
+        """The logits at each token, which depend on this and earlier tokens."""
         x = jax.vmap(self.embedding)(tokens)
         causal = jnp.tril(jnp.ones((len(tokens), len(tokens)), bool))
         normed = jax.vmap(self.attention_norm)(x)
@@ -58,8 +59,8 @@ class Forecaster(Module):
 
 
 def neural_ode(width: int = 16, steps: int = 64) -> Problem:
-    """Chen, Rubanova, Bettencourt & Duvenaud (2018): the mean squared error of the path of dy/dt =
-    MLP(y), by `steps` steps of the classical Runge-Kutta method, in a checkpointed loop.
+    """The neural ODE of Chen, Rubanova, Bettencourt & Duvenaud (2018): the mean squared error of
+    the path of dy/dt = MLP(y), with `steps` classical Runge-Kutta steps in a checkpointed loop.
     """
     duration = 2.0
     step_size = duration / steps
@@ -88,8 +89,8 @@ def neural_ode(width: int = 16, steps: int = 64) -> Problem:
 
 
 def deep_network(layers: int, width: int = 6, batch: int = 128) -> Problem:
-    """The mean squared error of a narrow network: most of its memory is for the outputs of its
-    layers. It is not in the zoo, as finite differences of it take seconds.
+    """The mean squared error of a narrow network, whose memory is mostly outputs of layers. It is
+    not in the zoo, because its finite differences take seconds.
     """
 
     def loss(model: nn.MLP, data: tuple[Array, Array]) -> Array:
@@ -106,8 +107,8 @@ def deep_network(layers: int, width: int = 6, batch: int = 128) -> Problem:
 
 
 def convolutional_network(batch: int = 16) -> Problem:
-    """The mean cross-entropy of a classifier of images of 8 by 8: two convolutions, each followed
-    by GELU and a mean over squares of 2 by 2, and a linear layer.
+    """The mean cross-entropy of a classifier of 8 x 8 images: two convolutions, each followed by
+    GELU and 2 x 2 average pooling, and a linear layer.
     """
 
     def start() -> tuple[nn.Sequential, tuple[Array, Array]]:
@@ -134,7 +135,7 @@ def convolutional_network(batch: int = 16) -> Problem:
 def transformer_block(
     batch: int = 4, length: int = 8, width: int = 8, vocabulary: int = 12
 ) -> Problem:
-    """The mean cross-entropy of the next token, by one causal block with two heads."""
+    """The mean cross-entropy of the next token, for one causal block with two heads."""
 
     def loss(model: Block, data: tuple[Array]) -> Array:
         (tokens,) = data
@@ -157,7 +158,7 @@ def transformer_block(
 
 
 def lstm(batch: int = 8, length: int = 20, width: int = 12) -> Problem:
-    """The mean squared error of the forecasts of noisy sines by one LSTM cell."""
+    """The mean squared error of the forecasts of noisy sines with an LSTM cell."""
 
     def loss(model: Forecaster, data: tuple[Array, Array]) -> Array:
         series, following = data
@@ -181,7 +182,7 @@ def _classification_loss(model: Any, data: tuple[Array, Array]) -> Array:
 
 
 def _drawn(model: Any, seed: int) -> Any:
-    """The model with weights drawn by NumPy, their variance divided by the inputs of a row."""
+    """The model with weights drawn by NumPy. The variance is divided by the number of inputs."""
     draw = np.random.default_rng(seed)
 
     def drawn(leaf: Array) -> np.ndarray:

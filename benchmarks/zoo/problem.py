@@ -15,15 +15,15 @@ import eqxlike
 class Problem:
     """A log density or a loss.
 
-    It computes in the precision of its arguments: in float64 if all their arrays are.
+    It computes in the precision of its arguments: in float64 if all arrays are float64.
 
-    - `name`: the name of its rows.
+    - `name`: the name of the rows of this problem.
     - `function`: `function(unknowns, data)` returns a real scalar.
-    - `start`: makes the unknowns to start from, a Module, and the data, a tuple of arrays. NumPy
-      draws all numbers from fixed seeds, the same at each call.
-    - `constraints`: for each field of the unknowns that is not free, the name of its constraint in
+    - `start`: makes the initial unknowns, a Module, and the data, a tuple of arrays. NumPy draws
+      all numbers from fixed seeds, so that each call gives the same numbers.
+    - `constraints`: maps each constrained field of the unknowns to the name of its constraint in
       `numpyro.distributions.constraints`.
-    - `is_linked`: whether `function` takes unconstrained unknowns instead.
+    - `is_linked`: whether `function` is called with unconstrained unknowns.
     """
 
     name: str
@@ -39,20 +39,20 @@ class Problem:
 
 
 def single(array: Any) -> jax.Array:
-    """An array in single precision, the precision that the problems start in."""
+    """An array in single precision, the precision of the initial unknowns."""
     return jnp.asarray(np.asarray(array, np.float32))
 
 
 def in_double(tree: Any) -> Any:
-    """A pytree with its real numbers in double precision, which `jax.enable_x64` must allow."""
+    """Casts the real numbers of a pytree to double precision. Needs `jax.enable_x64`."""
     return jax.tree_util.tree_map(
         lambda leaf: leaf.astype(jnp.float64) if eqxlike.is_inexact_array(leaf) else leaf, tree
     )
 
 
 def by_path(unknowns: Any) -> dict[str, jax.Array]:
-    """The arguments of a problem's derivative: the arrays of real numbers in a pytree, in its
-    order, by their paths ("hidden.weight").
+    """The arrays of real numbers in a pytree, in tree order, by path ("hidden.weight"). A problem
+    is differentiated with respect to these arrays.
     """
     arrays = eqxlike.filter(unknowns, eqxlike.is_inexact_array)
     leaves = jax.tree_util.tree_leaves_with_path(arrays)
@@ -60,7 +60,7 @@ def by_path(unknowns: Any) -> dict[str, jax.Array]:
 
 
 def floats(unknowns: Any) -> list[jax.Array]:
-    """The same arrays as a list."""
+    """The arrays of real numbers in a pytree, as a list."""
     return list(by_path(unknowns).values())
 
 

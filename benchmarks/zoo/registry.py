@@ -1,7 +1,7 @@
 """The zoo of models on which differentiation modes are compared.
 
-To add one, write a function that returns a `Problem` and name it in `PROBLEMS`; if it declares
-constraints for its unknowns, it is there in both spaces.
+To add a model, write a function that returns a `Problem` and add it to `PROBLEMS`. A problem with
+constrained unknowns is measured in both spaces.
 """
 
 from collections.abc import Iterator

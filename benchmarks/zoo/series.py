@@ -1,4 +1,4 @@
-"""The models of the zoo whose data are series, with log densities that loop by `jax.lax.scan`."""
+"""The models of the zoo for time series. Their log densities use `jax.lax.scan`."""
 
 import math
 
@@ -13,8 +13,8 @@ from eqxlike import Module
 
 
 class Garch(Module):
-    """`mean` of the returns, `base` of their variance, and `weights`, of shape (3,): for the
-    last squared deviation, for the last variance, and the rest up to 1.
+    """The `mean` of the returns, the `base` of their variance, and `weights` of shape (3,): of the
+    last squared deviation, of the last variance, and the remainder to 1.
     """
 
     mean: Array
@@ -66,10 +66,10 @@ def garch(length: int = 200) -> Problem:
 
 def hidden_markov(states: int = 3, length: int = 100) -> Problem:
     """Rows of `transition` ~ Dirichlet(1.5), `means` ~ Normal(0, 5) in order, `scale` ~
-    HalfNormal(2); a chain with a uniform initial state, and `y` ~ Normal(means[state], scale) at
-    each step of it.
+    HalfNormal(2). The chain has a uniform initial state, and `y` ~ Normal(means[state], scale) at
+    each step.
 
-    The states are summed out by the forward algorithm (Rabiner 1989).
+    The forward algorithm (Rabiner 1989) sums over the states.
     """
 
     def log_density(unknowns: HiddenMarkov, data: tuple[Array]) -> Array:

@@ -48,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         choices=[*METHODS, "all"],
         action="append",
         default=[],
-        help="also infer the posterior by this method of eqxlike.bayes; may be repeated",
+        help="also infer the posterior with this method of eqxlike.bayes; may be repeated",
     )
     add("--steps", type=int, metavar="N", help="training steps instead of each data set's own")
     add("--seed", type=int, default=0, metavar="N", help="seed of split, weights, noise (0)")

@@ -195,7 +195,7 @@ METHODS: dict[str, tuple[str, Make]] = {
 
 
 def evaluate_method(data: Data, settings: Settings, name: str, *, seed: int) -> Evaluation:
-    """Finds the posterior of a network by a method, and evaluates its predictions.
+    """Infers the posterior of a network with a method, and evaluates its predictions.
 
     The network is the demo's Bayesian network with its prior. The noise is also inferred.
     """

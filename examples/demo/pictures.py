@@ -183,7 +183,7 @@ def _draw_dispatch(results: Mapping[str, Any]) -> Figure | None:
     until = {"dispatch": "until the call returns", "completion": "until the result is ready"}
     for axes, (kind, title) in zip(panels, until.items(), strict=True):
         columns = [column for row in rows.values() for column in row.values()]
-        # Quartiles far out, from other load on the machine, are cut off at the edge.
+        # Far quartiles, caused by other load on the machine, are clipped at the edge.
         most = 1.6 * max(column[f"{kind}_ratio"]["median"] for column in columns)
         for place, name in enumerate(COLUMN_COLOURS):
             found = [row[name] for row in rows.values()]

@@ -227,10 +227,10 @@ def network_outputs(
 
 
 VALIDATIONS = 40
-"""A plain network is evaluated on the validation part this many times."""
+"""The number of evaluations of a plain network on the validation part."""
 
 MOVES, LINES = 50, 5
-"""A training reports `MOVES` times by a progress bar on a terminal, or `LINES` times by lines."""
+"""The number of progress reports: `MOVES` on a terminal with a bar, otherwise `LINES` lines."""
 
 
 class Training(NamedTuple):

@@ -44,8 +44,8 @@ def test_resumed_run_ends_with_the_same_bits(output_of, monkeypatch):
     module = load("classifier")
     monkeypatch.setattr(module, "EVALUATE_EVERY", 2)
     output = output_of(module, "--steps 4")
-    assert "goes on after step 2" in output
-    assert "The same bits: True" in output
+    assert "resumed after step 2" in output
+    assert "Bitwise equal: True" in output
     assert len(re.findall(r"(\d+\.\d)%", output.splitlines()[-1])) == 2
 
 
@@ -112,13 +112,13 @@ def test_factors_have_few_numbers_and_can_be_removed(output_of, monkeypatch):
     trained = dict(re.findall(r"^(\S.*?) {2,}([\d,]+)(?: +[\d.]+%){2}$", output, re.MULTILINE))
     # Two factors for each of the weights (16, 64), (16, 16) and (10, 16).
     assert trained == {
-        "as it was": "0",
+        "not adapted": "0",
         "new readout": "170",
         "all weights": "1,482",
         "factors of rank 2": str(2 * (16 + 64 + 16 + 16 + 10 + 16)),
     }
     assert "Merged: MergedLinear" in output
-    assert "Factors taken out, equal to the first network: True" in output
+    assert "Factors removed, equal to the first network: True" in output
 
 
 def test_each_cost_is_found_and_removed(output_of):
@@ -134,7 +134,7 @@ def test_each_cost_is_found_and_removed(output_of):
         )
     }
     assert rows == {
-        "as it came": (4, 4),
+        "first version": (4, 4),
         "the rate inside": (4, 1),
         "batches on the device": (4, 1),
         "2 steps a call": (2, 1),

@@ -62,7 +62,7 @@ def test_array_with_two_paths_warns_unless_it_is_shared_or_not_trained():
         TrainState.create(model, optax.sgd(0.1), key=jax.random.key(0))
 
 
-def test_committed_arrays_stay_on_their_device_and_uncommitted_arrays_may_be_moved():
+def test_committed_arrays_stay_and_uncommitted_arrays_may_be_moved():
     ones = np.ones(2, np.float32)
     placed, free = jax.device_put(ones, jax.devices()[1]), jax.device_put(ones)
     first, second = TrainState.create((placed, free), optax.sgd(0.1), key=jax.random.key(0)).model
