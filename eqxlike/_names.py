@@ -41,6 +41,17 @@ def on_first_use(
     return get, names, [name for name in names() if not name.startswith("_")]
 
 
+def import_extra(module: str, message: str) -> Any:
+    """Imports a module that an extra installs.
+
+    **Raises:** `ImportError(message)` if the module is not installed.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise ImportError(message) from error
+
+
 # --- Names of earlier versions, and names of PyTorch ---
 
 

@@ -18,6 +18,7 @@ import jax
 import jax.monitoring
 
 from ._check_numbers import positive_number
+from ._names import import_extra
 from ._tables import align, rich_table
 from .extend import CallTimes, timing_calls
 
@@ -357,14 +358,11 @@ def new_profiler(interval_s: float) -> Any:
 
     **Raises:** `ImportError` if pyinstrument is not installed.
     """
-    try:
-        from pyinstrument import Profiler
-    except ImportError as error:
-        raise ImportError(
-            "Sampling needs pyinstrument: pip install 'eqxlike[profile]', or pip install "
-            "pyinstrument"
-        ) from error
-    return Profiler(interval=interval_s, async_mode="disabled")
+    pyinstrument = import_extra(
+        "pyinstrument",
+        "Sampling needs pyinstrument: pip install 'eqxlike[profile]', or pip install pyinstrument",
+    )
+    return pyinstrument.Profiler(interval=interval_s, async_mode="disabled")
 
 
 def sample(

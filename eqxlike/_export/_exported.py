@@ -6,7 +6,6 @@ import inspect
 import os
 import pathlib
 import re
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -48,8 +47,7 @@ class Exported:
         self._header = header
         self._program = program
         self._read_as = read_as
-        self._runner: Runner | None = None
-        self._lock = threading.Lock()
+        self._runner = Runner(header, self._call_flat())
 
     @property
     def stablehlo(self) -> str:
@@ -76,14 +74,8 @@ class Exported:
         - `ValueError` if the program was not exported for this platform.
         - `ValueError` if the program is differentiated more than `vjp_order` times.
         """
-        runner = self._runner
-        if runner is None:
-            # All calls share one Runner, since JAX would compile the program again for a second
-            # Runner.
-            with self._lock:
-                runner = self._runner = self._runner or Runner(self._header, self._call_flat())
         try:
-            return runner.run(arranged(self._header, args, kwargs) if kwargs else args)
+            return self._runner.run(arranged(self._header, args, kwargs) if kwargs else args)
         except Exception as error:
             if isinstance(error, NotImplementedError) and "Batching rule" in str(error):
                 error.add_note(

@@ -2,7 +2,6 @@
 
 import abc
 import functools
-import importlib
 import itertools
 import math
 import operator
@@ -19,6 +18,7 @@ from .._check_numbers import positive_number, whole_number
 from .._compat import Tracer
 from .._dtypes import wider
 from .._module import Module, field
+from .._names import import_extra
 from .._programs import equations_in
 from .._transforms import error_if
 from .._transforms._derivatives._grad import CannotDifferentiate
@@ -324,13 +324,11 @@ class Enzyme(Mode):
 
 def _by_enzyme(function: OfArrays, arrays: Arrays) -> Callable[[Arrays], Any]:
     """Makes one operation of `function`, which Enzyme differentiates."""
-    try:
-        enzyme = importlib.import_module("enzyme_ad.jax")
-    except ImportError as error:
-        raise ImportError(
-            "ad.Enzyme() needs the package `enzyme_ad`: `pip install 'eqxlike[enzyme]'`. It exists "
-            "for Python 3.11 on Linux and macOS; elsewhere use `ad.Reverse()`."
-        ) from error
+    enzyme = import_extra(
+        "enzyme_ad.jax",
+        "ad.Enzyme() needs the package `enzyme_ad`: `pip install 'eqxlike[enzyme]'`. It exists "
+        "for Python 3.11 on Linux and macOS; elsewhere use `ad.Reverse()`.",
+    )
     closed, output = jax.make_jaxpr(function, return_shape=True)(arrays)
     treedef = jax.tree.structure(output)
     num_consts, num_inputs = len(closed.consts), len(closed.consts) + len(arrays)

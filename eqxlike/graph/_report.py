@@ -3,7 +3,6 @@
 import collections
 import dataclasses
 import functools
-import importlib
 import inspect
 import json
 import time
@@ -15,6 +14,7 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 
 from .. import Module, is_array, is_inexact_array
+from .._names import import_extra
 from .._programs import Collective, collectives
 from ..extend import FreshTrace, JitFunction, Wrapper, fresh_trace, is_array_or_struct, split
 from ._operations import Operation, Program, num_bytes_of, program_of, root_of, type_of
@@ -287,13 +287,11 @@ class Report:
 
         **Raises:** `ImportError` if Enzyme is not installed.
         """
-        try:
-            enzyme = importlib.import_module("enzyme_ad.jax")
-        except ImportError as error:
-            raise ImportError(
-                "Report.by_enzyme needs the package `enzyme_ad`: `pip install 'eqxlike[enzyme]'`. "
-                "There are builds for Python 3.11 on Linux and macOS."
-            ) from error
+        enzyme = import_extra(
+            "enzyme_ad.jax",
+            "Report.by_enzyme needs the package `enzyme_ad`: `pip install 'eqxlike[enzyme]'`. "
+            "There are builds for Python 3.11 on Linux and macOS.",
+        )
         start_s = time.perf_counter()
         _, text = enzyme.enzyme_call.run_pass_pipeline(
             ["main"], self.stablehlo, enzyme.full_optimization_pass_pipeline()

@@ -14,6 +14,7 @@ from jax.experimental import io_callback
 from jaxtyping import Array, Bool, Float, Int
 
 from .. import Module
+from .._names import import_extra
 from ..loops import unvmap_max
 
 State = TypeVar("State")
@@ -118,12 +119,9 @@ class TqdmProgressMeter(AbstractProgressMeter[_TqdmState]):
     refresh_steps: int = 20
 
     def __check_init__(self) -> None:
-        try:
-            importlib.import_module("tqdm")
-        except ImportError as error:
-            raise ImportError(
-                "TqdmProgressMeter needs tqdm: `pip install tqdm`, or use TextProgressMeter."
-            ) from error
+        import_extra(
+            "tqdm", "TqdmProgressMeter needs tqdm: `pip install tqdm`, or use TextProgressMeter."
+        )
 
     def init(self) -> _TqdmState:
         return _TqdmState(_open(_open_bar), jnp.asarray(0))

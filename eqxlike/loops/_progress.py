@@ -2,7 +2,6 @@
 
 import atexit
 import dataclasses
-import importlib
 import itertools
 import os
 import sys
@@ -18,6 +17,7 @@ from jaxtyping import Array, Bool, Int, PyTree
 
 from .._check_numbers import real_number, whole_number
 from .._module import Module, field
+from .._names import import_extra
 from .._pytree import describe_node, is_array_like
 from .._runs import DISPLAYS, Lines, is_installed
 from ._body import take_arrays
@@ -383,11 +383,9 @@ def _resolve_kind(kind: str, stream: TextIO | None) -> str:
         bars = filter(is_installed, _EXTRAS) if (stream or sys.stderr).isatty() else ()
         return next(iter(bars), "lines")
     if chosen in _EXTRAS:
-        try:
-            importlib.import_module(chosen)
-        except ImportError as error:
-            raise ImportError(
-                f"loops.progress(kind={chosen!r}) needs {chosen}: `{_EXTRAS[chosen]}`, or use "
-                "kind='lines'."
-            ) from error
+        import_extra(
+            chosen,
+            f"loops.progress(kind={chosen!r}) needs {chosen}: `{_EXTRAS[chosen]}`, or use "
+            "kind='lines'.",
+        )
     return chosen

@@ -311,11 +311,9 @@ class Nonzero:
 
     def fill(self, parts: Any, consts: Arrays, carry: Arrays, x: Arrays) -> Parts:
         """The operands of a step, with `parts` in place of the nonzero operands."""
-        return (
-            fill(parts[0], consts, self.consts),
-            fill(parts[1], carry, self.carry),
-            fill(parts[2], x, self.xs),
-        )
+        flags = self.consts, self.carry, self.xs
+        consts, carry, x = map(fill, parts, (consts, carry, x), flags)
+        return consts, carry, x
 
 
 def with_tangents(

@@ -171,28 +171,27 @@ def _pull_back_batch(
             )
         return jnp.where(are_active.reshape((-1,) + (1,) * (new.ndim - 1)), new, old)
 
+    def spread(array: Array, is_spread: Any) -> Array:
+        return array if is_spread else jnp.broadcast_to(array, (size, *jnp.shape(array)))
+
     # The derivatives of a member that has ended may be infinite at its last carry. So this member
     # gets the arrays of an active member, and zero cotangents. For masked arrays, the step itself
     # does this.
     example = jnp.argmax(are_active)
-    stay = [False] * len(consts), scan.is_masked, [False] * len(x)
-    consts, carry, x = (
-        [
+    stay = [[False] * len(consts), list(scan.is_masked), [False] * len(x)]
+    consts, carry, x = jax.tree.map(
+        lambda array, has_batch, stays: (
             where_active(array, array[example]) if has_batch and not stays else array
-            for array, has_batch, stays in zip(*of_part, strict=True)
-        ]
-        for of_part in zip((consts, carry, x), are_batched, stay, strict=True)
+        ),
+        *([consts, carry, x], are_batched, stay),
     )
     parts = nonzero.select(consts, carry, x)
     are_mapped = [not shared for shared in is_shared], *([True] * len(part) for part in parts[1:])
     had_batches = nonzero.select(*are_batched)
-    parts = [
-        [
-            _spread(array, bool(had_batch), size) if is_mapped else array
-            for array, had_batch, is_mapped in zip(*of_part, strict=True)
-        ]
-        for of_part in zip(parts, had_batches, are_mapped, strict=True)
-    ]
+    parts = jax.tree.map(
+        lambda array, had_batch, is_mapped: spread(array, had_batch or not is_mapped),
+        *(parts, had_batches, are_mapped),
+    )
 
     def of_batch(*parts: Any) -> Any:
         def of_member(*args: Any) -> Any:
@@ -204,10 +203,7 @@ def _pull_back_batch(
         )
         return jax.vmap(of_member, (*in_axes, 0))(*parts, consts, carry, x, are_active)
 
-    ct_carry, ct_y = (
-        [_spread(array, has_batch, size) for array, has_batch in zip(*of_part, strict=True)]
-        for of_part in zip((ct_carry, ct_y), ct_outputs, strict=True)
-    )
+    ct_carry, ct_y = jax.tree.map(spread, [ct_carry, ct_y], ct_outputs)
     ct_active = [
         ct if masked else where_active(ct, 0)
         for ct, masked in zip(ct_carry, is_masked, strict=True)
@@ -225,10 +221,6 @@ def _pull_back_batch(
         for new, old, masked in zip(ct_start, ct_carry, is_masked, strict=True)
     ]
     return ct_consts, ct_start, [where_active(ct, 0) for ct in ct_x]
-
-
-def _spread(array: Array, has_batch: bool, size: int) -> Array:
-    return array if has_batch else jnp.broadcast_to(array, (size, *jnp.shape(array)))
 
 
 # --- The cotangents of the initial buffers ---
