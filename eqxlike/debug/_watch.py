@@ -104,7 +104,7 @@ def announce_transform(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Announcer:
-    """The options of one call of `announce_transform`.
+    """The options of one call of `announce_transform`, and the transforms that have been applied.
 
     Two objects with the same options are not equal. If they were equal, JAX would reuse the result
     of the first call for the second call, and the second call would print nothing.
@@ -113,66 +113,62 @@ class _Announcer:
     name: Any
     intermediates: bool
     announce: Callable[[str], Any]
+    transforms: tuple[str, ...] = ()
 
-    def reached(self, *transforms: str) -> None:
-        """Calls `announce` with a chain of transforms."""
+    def reached(self, end: str) -> None:
+        """Calls `announce` with the chain of transforms up to `end`."""
         prefix = "" if self.name is None else f"({self.name}) "
-        self.announce(prefix + ":".join(transforms))
+        self.announce(prefix + ":".join((*self.transforms, end)))
 
-    def applied(self, *transforms: str) -> tuple[str, ...]:
-        """Returns the transforms. Announces them if `intermediates` is true."""
+    def after(self, transform: str) -> "_Announcer":
+        return dataclasses.replace(self, transforms=(*self.transforms, transform))
+
+    def applied(self, transform: str) -> "_Announcer":
+        """Returns the announcer after a transform. Announces it if `intermediates` is true."""
         if self.intermediates:
-            self.reached(*transforms)
-        return transforms
+            self.reached(transform)
+        return self.after(transform)
 
 
-# A primitive that returns any number of arrays unchanged. Its parameters are `announcer`, and
-# `transforms`: the names of the transforms that have been applied, in order.
-_announce_p = Primitive("announce_transform")
-_announce_p.multiple_results = True
+# A primitive that returns any number of arrays unchanged.
+announce_jaxpr_p = Primitive("announce_transform")
+announce_jaxpr_p.multiple_results = True
 
 
 def _announcing(end: str) -> Callable[..., list[Any]]:
-    def evaluate(*arrays: Any, announcer: _Announcer, transforms: tuple[str, ...]) -> list[Any]:
-        announcer.reached(*transforms, end)
+    def evaluate(*arrays: Any, announcer: _Announcer) -> list[Any]:
+        announcer.reached(end)
         return list(arrays)
 
     return evaluate
 
 
-def _bind(arrays: Any, announcer: _Announcer, *transforms: str) -> list[Any]:
+def _bind(arrays: Any, announcer: _Announcer) -> list[Any]:
     """Applies the primitive to all arrays except symbolic zeros."""
     nonzero, rest = split(list(arrays), lambda array: type(array) is not ad.Zero)
-    return rest.merge(_announce_p.bind(*nonzero, announcer=announcer, transforms=transforms))
+    return rest.merge(announce_jaxpr_p.bind(*nonzero, announcer=announcer))
 
 
-def _announce_jvp(
-    primals: Any, tangents: Any, *, announcer: _Announcer, transforms: tuple[str, ...]
-) -> tuple[list[Any], list[Any]]:
-    announcer.applied(*transforms, "jvp")
-    primals_out = _bind(primals, announcer, *transforms, "jvp_p")
-    return primals_out, _bind(tangents, announcer, *transforms, "jvp_t")
+def _announce_jvp(primals: Any, tangents: Any, *, announcer: _Announcer) -> tuple[Any, Any]:
+    announcer.applied("jvp")
+    return _bind(primals, announcer.after("jvp_p")), _bind(tangents, announcer.after("jvp_t"))
 
 
-def _announce_transpose(
-    cotangents: Any, *_: Any, announcer: _Announcer, transforms: tuple[str, ...]
-) -> list[Any]:
-    return _bind(cotangents, announcer, *announcer.applied(*transforms, "transpose"))
+def _announce_transpose(cotangents: Any, *_: Any, announcer: _Announcer) -> list[Any]:
+    return _bind(cotangents, announcer.applied("transpose"))
 
 
-def _announce_batch(
-    arrays: Any, axes: Any, *, announcer: _Announcer, transforms: tuple[str, ...]
-) -> tuple[list[Any], Any]:
-    return _bind(arrays, announcer, *announcer.applied(*transforms, "vmap")), axes
+def _announce_batch(arrays: Any, axes: Any, *, announcer: _Announcer) -> tuple[list[Any], Any]:
+    return _bind(arrays, announcer.applied("vmap")), axes
 
 
-_announce_p.def_impl(_announcing("impl"))
-_announce_p.def_abstract_eval(_announcing("abstract"))
-ad.primitive_jvps[_announce_p] = _announce_jvp
-ad.primitive_transposes[_announce_p] = _announce_transpose
-batching.primitive_batchers[_announce_p] = _announce_batch
+announce_jaxpr_p.def_impl(_announcing("impl"))
+announce_jaxpr_p.def_abstract_eval(_announcing("abstract"))
+ad.primitive_jvps[announce_jaxpr_p] = _announce_jvp
+ad.primitive_transposes[announce_jaxpr_p] = _announce_transpose
+batching.primitive_batchers[announce_jaxpr_p] = _announce_batch
 _announced = _announcing("mlir")
-mlir.register_lowering(_announce_p, lambda _, *values, **params: _announced(*values, **params))
+mlir.register_lowering(announce_jaxpr_p, lambda _, *values, **params: _announced(*values, **params))
 
 
 # --- Arrays that dead code elimination removes ---
@@ -217,11 +213,11 @@ def store_dce(x: PyTree, name: Hashable = None) -> PyTree:
     # This callback has an effect, so the compiler never removes it, and `jax.effects_barrier` waits
     # for the program to end.
     jax.debug.callback(entry.note_run)
-    leaves, treedef = jtu.tree_flatten(x)
-    return treedef.unflatten(
-        _watch_p.bind(jnp.asarray(leaf), leaf=entry_leaf) if is_array(leaf) else leaf
-        for leaf, entry_leaf in zip(leaves, jtu.tree_leaves(entry.tree), strict=True)
-    )
+
+    def watch(leaf: Any, entry_leaf: _Leaf) -> Any:
+        return _watch_p.bind(jnp.asarray(leaf), leaf=entry_leaf) if is_array(leaf) else leaf
+
+    return jtu.tree_map(watch, x, entry.tree)
 
 
 def inspect_dce(name: Hashable = None) -> None:

@@ -15,24 +15,10 @@ from .._transforms._derivatives import _linear_call
 from ..debug import _watch, backward_nan
 from ..loops import _primitives as _loop_primitives
 from ..nn import _conv_cpu
-from ._primitives import (
-    nonbatchable_p,
-    nondifferentiable_backward_p,
-    nondifferentiable_p,
-    nontraceable_p,
-    vmapped_p,
-)
-
-# --- Equinox's names for primitives of other modules ---
-
+from . import _primitives
 
 debug_backward_nan = backward_nan
-announce_jaxpr_p = _watch._announce_p
-select_if_vmap_p = _loop_primitives._select
-unvmap_all_p = _loop_primitives._all
-unvmap_any_p = _loop_primitives._any
-unvmap_max_p = _loop_primitives._max
-
+"""Equinox's name of `backward_nan`."""
 
 primitive_finalisations: dict[Primitive, Callable[..., Any]] = {}
 """Maps each primitive to its replacement: a function of the arrays and the parameters."""
@@ -52,15 +38,15 @@ def _call(*arrays: Any, call_jaxpr: ClosedJaxpr, **_: Any) -> list[Any]:
 
 
 for _primitive in (
-    nontraceable_p,
-    nonbatchable_p,
-    nondifferentiable_p,
-    nondifferentiable_backward_p,
-    announce_jaxpr_p,
-    select_if_vmap_p,
-    unvmap_all_p,
-    unvmap_any_p,
-    unvmap_max_p,
+    _primitives.nontraceable_p,
+    _primitives.nonbatchable_p,
+    _primitives.nondifferentiable_p,
+    _primitives.nondifferentiable_backward_p,
+    _watch.announce_jaxpr_p,
+    _loop_primitives.select_if_vmap_p,
+    _loop_primitives.unvmap_all_p,
+    _loop_primitives.unvmap_any_p,
+    _loop_primitives.unvmap_max_p,
     _checks.needing_p,
     _watch._watch_p,
     _linear_call._batch_first,
@@ -68,7 +54,7 @@ for _primitive in (
 ):
     register_impl_finalisation(_primitive)
 # The implementations of these primitives call functions of the user, which are finalised too.
-for _primitive in (vmapped_p, _linear_call._linear, _loop_primitives._transposed):
+for _primitive in (_primitives.vmapped_p, _linear_call._linear, _loop_primitives._transposed):
     primitive_finalisations[_primitive] = functools.partial(_run_finalised, _primitive)
 primitive_finalisations[_conv_cpu.conv_p] = jax.lax.conv_general_dilated_p.bind
 primitive_finalisations[_checks.check_p] = _checks.stage
@@ -121,11 +107,7 @@ def _has_any(jaxpr: Jaxpr) -> bool:
 
 def finalise_jaxpr(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
     """Returns the jaxpr with finalised primitives."""
-    structs = [
-        jax.ShapeDtypeStruct(each.shape, each.dtype, weak_type=each.weak_type)
-        for each in jaxpr.in_avals
-    ]
-    return jax.make_jaxpr(finalise_jaxpr_as_fn(jaxpr))(*structs)
+    return jax.make_jaxpr(finalise_jaxpr_as_fn(jaxpr))(*jaxpr.in_avals)
 
 
 def finalise_jaxpr_as_fn(jaxpr: ClosedJaxpr) -> Callable[..., list[Any]]:

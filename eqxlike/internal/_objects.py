@@ -12,7 +12,6 @@ import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 import wadler_lindig as wl
-from jax.core import ShapedArray
 from jax.interpreters import ad
 from jaxtyping import Array, ArrayLike, Inexact, PyTree
 
@@ -253,13 +252,9 @@ def materialise_zeros(primal: Any, tangent: Any, allow_struct: bool = False) -> 
     """
     if tangent is not None:
         return tangent
-    if is_array_like(primal):
-        aval = jax.typeof(primal)
-    elif allow_struct and isinstance(primal, jax.ShapeDtypeStruct):
-        aval = ShapedArray(primal.shape, primal.dtype)
-    else:
-        return None
-    return ad.instantiate_zeros(ad.Zero(aval.to_tangent_aval()))
+    if is_array_like(primal) or (allow_struct and isinstance(primal, jax.ShapeDtypeStruct)):
+        return ad.instantiate_zeros(ad.Zero(jax.typeof(primal).to_tangent_aval()))
+    return None
 
 
 # --- The type of a loop buffer or array ---

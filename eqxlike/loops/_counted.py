@@ -278,12 +278,7 @@ def _pull_back_by_revolve(
     def run_wider(wider: Nonzero, flat: Arrays) -> list[Array]:
         """Computes cotangents of more operands, `wider`. Returns the cotangents of `nonzero`."""
         flat, last, ct_carry, ct_ys = split(flat, *numbers)
-        cotangents = iter(ct_carry)
-        ct_carry = [
-            next(cotangents) if is_nonzero else jnp.zeros_like(array)
-            for array, is_nonzero, is_now in zip(last, nonzero.carry, wider.carry, strict=True)
-            if is_now
-        ]
+        ct_carry = select(fill(ct_carry, map(jnp.zeros_like, last), nonzero.carry), wider.carry)
         filled, none_shared = operands.unflatten(flat), (False,) * sum(wider.consts)
         more = _pull_back_by_revolve(scan, filled, wider, last, ct_carry, ct_ys, none_shared)
         return select(more, select(nonzero.flatten(), wider.flatten()))

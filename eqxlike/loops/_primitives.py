@@ -49,24 +49,24 @@ def _reducing(name: str, reduce: Callable[[Any], Any], dtype: Any = None) -> Pri
     return reduction
 
 
-_any = _reducing("unvmap_any", jnp.any, np.dtype(bool))
-_all = _reducing("unvmap_all", jnp.all, np.dtype(bool))
-_max = _reducing("unvmap_max", jnp.max)
+unvmap_any_p = _reducing("unvmap_any", jnp.any, np.dtype(bool))
+unvmap_all_p = _reducing("unvmap_all", jnp.all, np.dtype(bool))
+unvmap_max_p = _reducing("unvmap_max", jnp.max)
 
 
 def unvmap_any(x: Bool[ArrayLike, "..."]) -> Bool[Array, ""]:
     """Whether any element of `x` is true, in any batch member. The result is never mapped."""
-    return _any.bind(_as_jax_array(x))
+    return unvmap_any_p.bind(_as_jax_array(x))
 
 
 def unvmap_all(x: Bool[ArrayLike, "..."]) -> Bool[Array, ""]:
     """Whether all elements of `x` are true, in all batch members. The result is never mapped."""
-    return _all.bind(_as_jax_array(x))
+    return unvmap_all_p.bind(_as_jax_array(x))
 
 
 def unvmap_max(x: Shaped[ArrayLike, "..."]) -> Shaped[Array, ""]:
     """The largest element of `x` in all batch members. The result is never mapped."""
-    return _max.bind(_as_jax_array(x))
+    return unvmap_max_p.bind(_as_jax_array(x))
 
 
 def _as_jax_array(x: Any) -> Array:
@@ -79,22 +79,22 @@ def select_if_vmap(is_active: Bool[Array, ""], new: Array, old: Array) -> Array:
     If `is_active` is not mapped, it must be true. Then the result is `new`, and the selection costs
     nothing.
     """
-    return _select.bind(is_active, new, old)
+    return select_if_vmap_p.bind(is_active, new, old)
 
 
-_select = Primitive("select_if_vmap")
-_select.def_impl(lambda is_active, new, old: new)
-_select.def_abstract_eval(lambda is_active, new, old: new)
-mlir.register_lowering(_select, mlir.lower_fun(lambda *args: args[1], multiple_results=False))
+select_if_vmap_p = Primitive("select_if_vmap")
+select_if_vmap_p.def_impl(lambda is_active, new, old: new)
+select_if_vmap_p.def_abstract_eval(lambda is_active, new, old: new)
+mlir.register_lowering(select_if_vmap_p, lambda context, is_active, new, old: [new])
 
 
 def _select_jvp(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, Any]:
     is_active, new, old = primals
-    output = _select.bind(is_active, new, old)
+    output = select_if_vmap(is_active, new, old)
     if all(type(tangent) is ad.Zero for tangent in tangents[1:]):
         return output, ad.Zero(jax.typeof(output).to_tangent_aval())
     nonzero = map(ad.instantiate_zeros, tangents[1:])
-    return output, _select.bind(is_active, *nonzero)
+    return output, select_if_vmap(is_active, *nonzero)
 
 
 def _select_transpose(cotangent: Any, is_active: Any, new: Any, old: Any) -> list[Any]:
@@ -103,8 +103,8 @@ def _select_transpose(cotangent: Any, is_active: Any, new: Any, old: Any) -> lis
     zero = jnp.zeros_like(cotangent)
     return [
         None,
-        _select.bind(is_active, cotangent, zero) if ad.is_undefined_primal(new) else None,
-        _select.bind(is_active, zero, cotangent) if ad.is_undefined_primal(old) else None,
+        select_if_vmap(is_active, cotangent, zero) if ad.is_undefined_primal(new) else None,
+        select_if_vmap(is_active, zero, cotangent) if ad.is_undefined_primal(old) else None,
     ]
 
 
@@ -112,7 +112,7 @@ def _select_batch(args: tuple[Any, ...], dims: tuple[Any, ...]) -> tuple[Any, in
     size = next(arg.shape[dim] for arg, dim in zip(args, dims, strict=True) if dim is not None)
     if dims[0] is None:
         new, old = (_at_front(arg, dim, size) for arg, dim in zip(args[1:], dims[1:], strict=True))
-        return _select.bind(args[0], new, old), 0
+        return select_if_vmap(args[0], new, old), 0
     is_active, new, old = (_at_front(arg, dim, size) for arg, dim in zip(args, dims, strict=True))
     # In nested batches, this rule handles the innermost batch, and calls `jnp.where`. JAX's own
     # rules then batch this `jnp.where` for the outer batches.
@@ -126,9 +126,9 @@ def _at_front(array: Any, dim: int | None, size: int) -> Any:
     return to_front(array, dim)
 
 
-ad.primitive_jvps[_select] = _select_jvp
-ad.primitive_transposes[_select] = _select_transpose
-batching.primitive_batchers[_select] = _select_batch
+ad.primitive_jvps[select_if_vmap_p] = _select_jvp
+ad.primitive_transposes[select_if_vmap_p] = _select_transpose
+batching.primitive_batchers[select_if_vmap_p] = _select_batch
 
 
 # --- Transposes of while loops, for `jax.linear_transpose`. With `kind="lax"`, they raise ---
