@@ -18,16 +18,7 @@ from jaxtyping import PyTree
 from .. import filter_jit, is_array
 from .._traceback import hide_our_frames
 from ..extend import ArrayForm, listed
-from ._file import (
-    Header,
-    arrays_in,
-    build,
-    describe_arguments,
-    describe_other,
-    given_tree,
-    read,
-    write,
-)
+from ._file import Header, arrays_in, build, describe_arguments, describe_other, given_tree, read
 
 
 class Exported:
@@ -96,7 +87,7 @@ class Exported:
 
         **Raises:** `OSError` if the file cannot be written.
         """
-        write(pathlib.Path(path), self._header, self._program)
+        self._header.write(pathlib.Path(path), self._program)
 
     def __repr__(self) -> str:
         header = self._header

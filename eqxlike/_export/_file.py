@@ -63,16 +63,15 @@ class Header:
         """The names of the arguments."""
         return tuple(self.inputs.node.child_names())
 
+    def write(self, path: pathlib.Path, program: bytes) -> None:
+        """Writes a program to `path`, and replaces an existing file atomically.
 
-def write(path: pathlib.Path, header: Header, program: bytes) -> None:
-    """Writes a program to `path`, and replaces an existing file atomically.
-
-    **Raises:** `OSError` if the file cannot be written.
-    """
-    trees = {"inputs": to_plain(header.inputs), "outputs": to_plain(header.outputs)}
-    content = json.dumps({"format": FORMAT} | vars(header) | trees).encode() + b"\n" + program
-    with open_to_replace(path) as file:
-        file.write(_MAGIC + _checksum(content) + b"\n" + content)
+        **Raises:** `OSError` if the file cannot be written.
+        """
+        trees = {"inputs": to_plain(self.inputs), "outputs": to_plain(self.outputs)}
+        content = json.dumps({"format": FORMAT} | vars(self) | trees).encode() + b"\n" + program
+        with open_to_replace(path) as file:
+            file.write(_MAGIC + _checksum(content) + b"\n" + content)
 
 
 def read(path: pathlib.Path) -> tuple[Header, bytes]:

@@ -47,20 +47,7 @@ from .._transforms._derivatives._linear_call import (
 )
 from ._primitives import unvmap_any, with_transpose
 from ._revolve import revolve
-from ._scan import (
-    Arrays,
-    Nonzero,
-    Operands,
-    Scan,
-    Step,
-    find_nonzero,
-    nonzero_at_start,
-    segments_of,
-    split,
-    with_row,
-    with_tangents,
-    zero_rows,
-)
+from ._scan import Arrays, Nonzero, Operands, Scan, Step, find_nonzero, split, with_row, zero_rows
 from ._step import clear_written, pull_back_step, run, select_active, with_jvp
 
 Saved = tuple[list[Array], list[Array], list[Array]]
@@ -86,7 +73,7 @@ def save(scan: Scan, operands: Operands) -> Saved:
     """Runs a scan and saves the carry before each segment."""
     if scan.has_few_checkpoints:
         return *counted_scan(scan, operands), []
-    segments = segments_of(scan, operands)
+    segments = scan.segments(operands)
 
     def step_over(segment: Scan) -> Step:
         def run_carry(operands: Operands) -> list[Array]:
@@ -130,7 +117,7 @@ def tangents_of(
       zero tangent.
     - `carry`, `ys`, `saved`: the outputs of `save`.
     """
-    nonzero = find_nonzero(scan, operands, nonzero_at_start(operands, tangents, ys))
+    nonzero = find_nonzero(scan, operands, Nonzero.at_start(operands, tangents, ys))
     directions = list(map(instantiate, select(tangents, nonzero.flatten())))
     flat, num_saved = operands.flatten(), len(saved)
 
@@ -186,7 +173,7 @@ def _push_forward(
     `directions` has a tangent for each operand that is marked in `nonzero`.
     """
     with_directions = operands.followed_by(*nonzero.split(directions))
-    carry, ys_dot = counted_scan(with_tangents(scan, operands, nonzero), with_directions)
+    carry, ys_dot = counted_scan(scan.with_tangents(operands, nonzero), with_directions)
     return [*carry[len(operands.carry) :], *ys_dot]
 
 
@@ -211,7 +198,7 @@ def _pull_back(
     - `ct_consts`: the cotangents of the consts, summed over the steps that are already reversed.
     - `is_shared`: for each nonzero const, whether its cotangent is summed over a batch.
     """
-    segment, segments = scan.segment, segments_of(scan, operands)
+    segment, segments = scan.segment, scan.segments(operands)
     num_consts, num_carry, num_xs = map(len, (operands.consts, last, operands.xs))
 
     def pull_back_segment(consts: Arrays, state: Arrays, x: Arrays, is_active: Any) -> Any:
@@ -358,7 +345,7 @@ class _SecondDerivative:
             [*nonzero.ys, *[True] * len(ct_ys)],
         )
         cotangents = _pull_back_by_revolve(
-            with_tangents(self.scan, operands, nonzero, with_ys=True),
+            self.scan.with_tangents(operands, nonzero, with_ys=True),
             operands.followed_by(*dots),
             doubled,
             [*last, *last_dot[:num_carry]],
@@ -492,7 +479,7 @@ def save_while(loop: While, operands: Operands) -> SavedWhile:
             carry, _, saved = save(loop.scan, of_scan)
             return [*carry, *saved]
 
-        nonzero = find_nonzero(loop.scan, filled, nonzero_at_start(filled, tangents, []))
+        nonzero = find_nonzero(loop.scan, filled, Nonzero.at_start(filled, tangents, []))
         flags = [*nonzero.carry, *(loop.scan.saved(nonzero.carry) if saved else [])]
         _, outputs_dot = jvp_of_moving(replayed, flat, tangents)
         zeros = map(zero_tangent, [*carry, *saved])

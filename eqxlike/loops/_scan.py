@@ -128,6 +128,60 @@ class Scan:
         """The carry with the arrays of `saved`, and with the buffers of the last carry, `last`."""
         return fill(saved, last, [not is_once for is_once in self.is_written_once])
 
+    def segments(self, operands: "Operands") -> "Segments":
+        segment_length, number = self.segment.length, self.levels[0]
+        count = operands.count
+        if count is None and segment_length * number != self.length:
+            count = jnp.asarray(self.length)
+        return Segments(self.length, segment_length, number, [] if count is None else [count])
+
+    def with_tangents(
+        self, operands: "Operands", nonzero: "Nonzero", *, with_ys: bool = False
+    ) -> "Scan":
+        """Makes a scan that computes this scan and propagates its nonzero tangents.
+
+        The consts, the carry and the xs each have the arrays of this scan first, and then their
+        tangents. The ys are the tangents of the ys of this scan. If `with_ys` is true, the ys of
+        this scan come before these tangents.
+        """
+        num_consts, num_carry, num_xs = map(len, (operands.consts, operands.carry, operands.xs))
+
+        def step_of(scan: "Scan") -> Step:
+            def step(consts: Arrays, carry: Arrays, x: Arrays, is_active: Any) -> Any:
+                consts, consts_dot = split(consts, num_consts)
+                carry, carry_dot = split(carry, num_carry)
+                x, x_dot = split(x, num_xs)
+                function = scan.step_of_nonzero(nonzero, consts, carry, x, is_active)
+                primals = nonzero.select(consts, carry, x)
+                _, (new_dot, y_dot), (new, y) = jax.jvp(
+                    function, primals, (consts_dot, carry_dot, x_dot), has_aux=True
+                )
+                return [*new, *new_dot], [*y, *y_dot] if with_ys else y_dot
+
+            return step
+
+        return dataclasses.replace(
+            self,
+            step=step_of(self),
+            reading_step=step_of(self.reading),
+            is_masked=(*self.is_masked, *select(self.is_masked, nonzero.carry)),
+            is_written_once=(*self.is_written_once, *select(self.is_written_once, nonzero.carry)),
+        )
+
+    def step_of_nonzero(
+        self, nonzero: "Nonzero", consts: Arrays, carry: Arrays, x: Arrays, is_active: Any
+    ) -> Callable[..., Any]:
+        """A step as a function of its nonzero operands.
+
+        The function returns a pair: the nonzero outputs, and, as auxiliary output, all outputs.
+        """
+
+        def function(*parts: Any) -> Any:
+            new, y = self.step(*nonzero.fill(parts, consts, carry, x), is_active)
+            return (select(new, nonzero.carry), select(y, nonzero.ys)), (list(new), list(y))
+
+        return function
+
 
 @dataclasses.dataclass(frozen=True)
 class Operands:
@@ -246,14 +300,6 @@ class Segments:
         return [array[: self.length] for array in joined]
 
 
-def segments_of(scan: Scan, operands: Operands) -> Segments:
-    segment_length, number = scan.segment.length, scan.levels[0]
-    count = operands.count
-    if count is None and segment_length * number != scan.length:
-        count = jnp.asarray(scan.length)
-    return Segments(scan.length, segment_length, number, [] if count is None else [count])
-
-
 # --- The number and length of segments ---
 
 
@@ -292,6 +338,12 @@ class Nonzero:
     xs: list[bool]
     ys: list[bool]
 
+    @classmethod
+    def at_start(cls, operands: Operands, tangents: Arrays, ys: Arrays) -> "Nonzero":
+        """The flags before the first step: `True` for operands with a tangent and inexact `ys`."""
+        parts = split(list(map(has_tangent, tangents)), len(operands.consts), len(operands.carry))
+        return cls(*parts, ys=list(map(is_inexact, ys)))
+
     def flatten(self) -> list[bool]:
         return [*self.consts, *self.carry, *self.xs]
 
@@ -314,61 +366,6 @@ class Nonzero:
         flags = self.consts, self.carry, self.xs
         consts, carry, x = map(fill, parts, (consts, carry, x), flags)
         return consts, carry, x
-
-
-def with_tangents(
-    scan: Scan, operands: Operands, nonzero: Nonzero, *, with_ys: bool = False
-) -> Scan:
-    """Makes a scan that computes `scan` and propagates its nonzero tangents.
-
-    The consts, the carry and the xs each have the arrays of `scan` first, and then their tangents.
-    The ys are the tangents of the ys of `scan`. If `with_ys` is true, the ys of `scan` come before
-    these tangents.
-    """
-    num_consts, num_carry, num_xs = map(len, (operands.consts, operands.carry, operands.xs))
-
-    def step_of(scan: Scan) -> Step:
-        def step(consts: Arrays, carry: Arrays, x: Arrays, is_active: Any) -> Any:
-            consts, consts_dot = split(consts, num_consts)
-            carry, carry_dot = split(carry, num_carry)
-            x, x_dot = split(x, num_xs)
-            function = step_of_nonzero(scan, nonzero, consts, carry, x, is_active)
-            primals = nonzero.select(consts, carry, x)
-            _, (new_dot, y_dot), (new, y) = jax.jvp(
-                function, primals, (consts_dot, carry_dot, x_dot), has_aux=True
-            )
-            return [*new, *new_dot], [*y, *y_dot] if with_ys else y_dot
-
-        return step
-
-    return dataclasses.replace(
-        scan,
-        step=step_of(scan),
-        reading_step=step_of(scan.reading),
-        is_masked=(*scan.is_masked, *select(scan.is_masked, nonzero.carry)),
-        is_written_once=(*scan.is_written_once, *select(scan.is_written_once, nonzero.carry)),
-    )
-
-
-def step_of_nonzero(
-    scan: Scan, nonzero: Nonzero, consts: Arrays, carry: Arrays, x: Arrays, is_active: Any
-) -> Callable[..., Any]:
-    """A step as a function of its nonzero operands.
-
-    The function returns a pair: the nonzero outputs, and, as auxiliary output, all outputs.
-    """
-
-    def function(*parts: Any) -> Any:
-        new, y = scan.step(*nonzero.fill(parts, consts, carry, x), is_active)
-        return (select(new, nonzero.carry), select(y, nonzero.ys)), (list(new), list(y))
-
-    return function
-
-
-def nonzero_at_start(operands: Operands, tangents: Arrays, ys: Arrays) -> Nonzero:
-    """The flags before the first step: `True` for operands with a tangent and for inexact `ys`."""
-    parts = split(list(map(has_tangent, tangents)), len(operands.consts), len(operands.carry))
-    return Nonzero(*parts, ys=list(map(is_inexact, ys)))
 
 
 def find_nonzero(scan: Scan, operands: Operands, nonzero: Nonzero) -> Nonzero:

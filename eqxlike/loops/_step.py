@@ -12,18 +12,7 @@ from jaxtyping import Array, Bool
 from .._compat import varying_axes
 from .._transforms._derivatives._linear_call import batch_first, fill, linear_call, select
 from ._primitives import select_if_vmap, unvmap_max
-from ._scan import (
-    Arrays,
-    Nonzero,
-    Operands,
-    Parts,
-    Scan,
-    row_of,
-    row_types,
-    step_of_nonzero,
-    with_row,
-    zero_rows,
-)
+from ._scan import Arrays, Nonzero, Operands, Parts, Scan, row_of, row_types, with_row, zero_rows
 
 
 def with_jvp(
@@ -120,7 +109,7 @@ def pull_back_step(
 
     def of_one(*args: Any) -> Parts:
         consts, carry, x, is_active, ct_carry, ct_y = args
-        function = step_of_nonzero(scan, nonzero, consts, carry, x, is_active)
+        function = scan.step_of_nonzero(nonzero, consts, carry, x, is_active)
         _, vjp, _ = jax.vjp(function, *nonzero.select(consts, carry, x), has_aux=True)
         ct_consts, ct_carry, ct_x = vjp((ct_carry, ct_y))
         return _where_active(is_active, ct_consts), ct_carry, _where_active(is_active, ct_x)
@@ -196,7 +185,7 @@ def _pull_back_batch(
     def of_batch(*parts: Any) -> Any:
         def of_member(*args: Any) -> Any:
             *parts, consts, carry, x, is_active = args
-            return step_of_nonzero(scan, nonzero, consts, carry, x, is_active)(*parts)[0]
+            return scan.step_of_nonzero(nonzero, consts, carry, x, is_active)(*parts)[0]
 
         in_axes = jax.tree.map(
             lambda is_mapped: 0 if is_mapped else None, (*are_mapped, *are_batched)
