@@ -13,7 +13,9 @@ from .._programs import bind, interpret
 from .._transforms import _checks
 from .._transforms._derivatives import _linear_call
 from ..debug import _watch, backward_nan
+from ..debug._watch import announce_jaxpr_p
 from ..loops import _primitives as _loop_primitives
+from ..loops._primitives import select_if_vmap_p, unvmap_all_p, unvmap_any_p, unvmap_max_p
 from ..nn import _conv_cpu
 from . import _primitives
 
@@ -42,11 +44,11 @@ for _primitive in (
     _primitives.nonbatchable_p,
     _primitives.nondifferentiable_p,
     _primitives.nondifferentiable_backward_p,
-    _watch.announce_jaxpr_p,
-    _loop_primitives.select_if_vmap_p,
-    _loop_primitives.unvmap_all_p,
-    _loop_primitives.unvmap_any_p,
-    _loop_primitives.unvmap_max_p,
+    announce_jaxpr_p,
+    select_if_vmap_p,
+    unvmap_all_p,
+    unvmap_any_p,
+    unvmap_max_p,
     _checks.needing_p,
     _watch._watch_p,
     _linear_call._batch_first,
