@@ -43,12 +43,11 @@ def rich_table(header: Sequence[str], rows: Sequence[Sequence[str]], caption: st
 
 
 def _numeric_columns(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[bool]:
-    return [_is_numeric(cells) for _, *cells in zip(header, *rows, strict=True)]
-
-
-def _is_numeric(cells: Sequence[str]) -> bool:
-    numbers = [cell for cell in cells if cell not in ("", "-")]
-    return bool(numbers) and all(number.removeprefix("-")[:1].isdigit() for number in numbers)
+    columns = [{*cells} - {"", "-"} for _, *cells in zip(header, *rows, strict=True)]
+    return [
+        bool(cells) and all(cell.removeprefix("-")[:1].isdigit() for cell in cells)
+        for cells in columns
+    ]
 
 
 # --- HTML pages. They load nothing from other places ---

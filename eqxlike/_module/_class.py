@@ -1,4 +1,4 @@
-"""What a Module class has that other dataclasses have not.
+"""The parts of a Module class that other dataclasses lack.
 
 The metaclass stores a record in the class, and descriptors for its functions. The class may have
 abstract attributes, and may be strict.
@@ -7,6 +7,7 @@ abstract attributes, and may be strict.
 import dataclasses
 import functools
 import inspect
+import operator
 import pickle
 import re
 import sys
@@ -345,21 +346,15 @@ def _head(cls: type, annotation: Any) -> tuple[Any, bool]:
         origin = get_origin(annotation)
         return (annotation, False) if origin is None else (origin, True)
     written = _WRITTEN.match(annotation)
-    return (_look_up(cls, written[1]), bool(written[2])) if written else (None, False)
-
-
-def _look_up(cls: type, dotted: str) -> Any:
-    """The object that a dotted name in a string annotation refers to; `None` if not found."""
-    first, *rest = dotted.split(".")
+    if written is None:
+        return None, False
     try:
-        found = vars(sys.modules[cls.__module__])[first]
-        for each in rest:
-            found = getattr(found, each)
-        return found
+        found = operator.attrgetter(written[1])(sys.modules[cls.__module__])
     except (KeyError, AttributeError):
         # The name may be local to the function that defines the class. Then it cannot be looked up,
         # so its last part is compared with the names of the markers.
-        return _MARKERS.get([first, *rest][-1])
+        found = _MARKERS.get(written[1].rpartition(".")[2])
+    return found, bool(written[2])
 
 
 # --- The rules of strict classes, `class Model(eqxlike.Module, strict=True)` ---

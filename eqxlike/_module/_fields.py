@@ -293,10 +293,18 @@ class FrozenStorage(_Storage):
             # `__dataclass_fields__` contains `ClassVar`s and `InitVar`s too.
             field = type(self).__dataclass_fields__.get(name)
             is_field = field is not None and field._field_type is dataclasses._FIELD
-            if is_field and get_cached(self) is Initialising:
-                object.__setattr__(self, name, value)
-            else:
-                raise dataclasses.FrozenInstanceError(_explain_frozen(self, name))
+            is_initialising = get_cached(self) is Initialising
+            if is_field and is_initialising:
+                return object.__setattr__(self, name, value)
+            type_name = type(self).__name__
+            raise dataclasses.FrozenInstanceError(
+                f"cannot assign to field {name!r}: {type_name} declares no such field. Write "
+                f"`{name}: <type>` in the body of the class."
+                if is_initialising
+                else f"cannot assign to field {name!r} of a {type_name}: a Module is frozen once "
+                f"`__init__` is done. `eqxlike.tree_at(lambda module: module.{name}, module, "
+                "value)` makes a changed copy."
+            )
 
         def __delattr__(self, name: str) -> None:
             raise dataclasses.FrozenInstanceError(
@@ -306,20 +314,6 @@ class FrozenStorage(_Storage):
     def __getstate__(self) -> dict[str, Any]:
         # `copy` and `pickle` get the fields, but not the cached partition.
         return self.__dict__
-
-
-def _explain_frozen(module: FrozenStorage, name: str) -> str:
-    type_name = type(module).__name__
-    if get_cached(module) is Initialising:
-        return (
-            f"cannot assign to field {name!r}: {type_name} declares no such field. Write "
-            f"`{name}: <type>` in the body of the class."
-        )
-    return (
-        f"cannot assign to field {name!r} of a {type_name}: a Module is frozen once `__init__` is "
-        f"done. `eqxlike.tree_at(lambda module: module.{name}, module, value)` makes a changed "
-        "copy."
-    )
 
 
 def can_stay_lazy(cls: type) -> bool:
@@ -398,25 +392,19 @@ def is_incomplete(statics: tuple[Any, ...]) -> bool:
 
 def layout_of(cls: type) -> Layout:
     """The layout of the dataclass `cls`."""
-    fields = [
-        field
-        for field in dataclasses.fields(cls)  # pyright: ignore[reportArgumentType]
-        if not _is_property(cls, field.name)
-    ]
-    dynamic = tuple(field.name for field in fields if not field.metadata.get("static"))
-    static = tuple(field.name for field in fields if field.metadata.get("static"))
-    return Layout(
-        dynamic_names=dynamic,
-        static_names=static,
-        # The property must not be read instead of the field, since it may return something else.
-        stored_or_nothing=frozenset(
-            name
-            for name in (*dynamic, *static)
-            if hasattr(type(found_in_class(cls, name)), "__set__")
-        ),
-        # Instances of most classes have no metadata, and then the codec does not look for it.
-        asks_for_metadata=carries_metadata(cls),
-    )
+    dynamic, static, stored_or_nothing = [], [], []
+    for field in dataclasses.fields(cls):  # pyright: ignore[reportArgumentType]
+        found = found_in_class(cls, field.name)
+        if isinstance(found, property) and found.fset is None:
+            # A read-only property overrides the field, so no value is stored for it.
+            continue
+        (static if field.metadata.get("static") else dynamic).append(field.name)
+        if hasattr(type(found), "__set__"):
+            # The property must not be read instead of the field: it may return something else.
+            stored_or_nothing.append(field.name)
+    # Instances of most classes have no metadata, and then the codec does not look for it.
+    names = (tuple(dynamic), tuple(static), frozenset(stored_or_nothing))
+    return Layout(*names, asks_for_metadata=carries_metadata(cls))
 
 
 def generate_codec(
@@ -481,15 +469,6 @@ def generate_codec(
         ),
         unflatten=compile_function(unflatten_source, namespace, origin),
     )
-
-
-def _is_property(cls: type, name: str) -> bool:
-    """Whether a read-only property overrides the field `name`, so that no value is stored for it.
-
-    A property that can be set does not count, since it may store the value under the field's name.
-    """
-    found = found_in_class(cls, name)
-    return isinstance(found, property) and found.fset is None
 
 
 def _flatten_by_name(

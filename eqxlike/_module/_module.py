@@ -100,6 +100,11 @@ class ModuleMeta(abc.ABCMeta):
         # is generated again, with the fields that the subclass adds.
         owner = next(base for base in cls.__mro__ if "__init__" in vars(base))
         owner_record = None if owner is cls else own_record(owner)
+        if _traits is None:
+            # The traits for frozen arrays are not inherited.
+            above = (own_record(base) for base in cls.__mro__[1:])
+            inherited = next((each.traits for each in above if each is not None), Traits())
+            _traits = dataclasses.replace(inherited, flattening=None, frozen_fields=())
         strictness = strict if isinstance(strict, Strictness) else Strictness() if strict else None
         is_forced = is_abstract or strict is None or (strictness and strictness.force_abstract)
         record = ClassRecord(
@@ -107,7 +112,7 @@ class ModuleMeta(abc.ABCMeta):
             makes_init=owner is object or (owner_record is not None and owner_record.makes_init),
             is_forced=bool(is_forced),
             is_strict=strictness is not None,
-            traits=_inherited_traits(cls) if _traits is None else _traits,
+            traits=_traits,
         )
         type.__setattr__(cls, RECORD, record)  # Read as `cls._eqxlike_class`.
         _store_methods(cls, own)
@@ -255,13 +260,6 @@ copyreg.pickle(jax.custom_jvp, _by_name)
 copyreg.pickle(PjitFunction, _by_name)
 
 
-def _inherited_traits(cls: type) -> Traits:
-    """The traits of the base class, without the traits for frozen arrays."""
-    above = (own_record(base) for base in cls.__mro__[1:])
-    traits = next((record.traits for record in above if record is not None), Traits())
-    return dataclasses.replace(traits, flattening=None, frozen_fields=())
-
-
 def _store_methods(cls: Any, own: dict[str, Any]) -> None:
     """Stores descriptors in `cls` for its functions.
 
@@ -391,7 +389,13 @@ def _check_values(module: Any) -> None:
     for name in (*layout.dynamic_names, *layout.static_names):
         value = getattr(module, name)
         if callable(value):
-            _refuse_own_method(module, name, value)
+            if hasattr(type(value), RECORD) and getattr(value, "__self__", None) is module:
+                raise ValueError(
+                    f"{cls.__name__}.{name} was given a method of the same instance in "
+                    "`__init__`. The method would hold its own copy of the instance, which later "
+                    f"updates would not change. Write a method named {name!r} that calls "
+                    f"`self.{value.__name__}(...)` instead."
+                )
             hides_arrays = _hides_arrays(value)
         elif type(value) in (list, tuple, dict):
             elements = value.values() if type(value) is dict else value
@@ -406,16 +410,6 @@ def _check_values(module: Any) -> None:
                 "callable where it is called.",
                 stacklevel=3,
             )
-
-
-def _refuse_own_method(module: Any, name: str, value: Any) -> None:
-    if hasattr(type(value), RECORD) and getattr(value, "__self__", None) is module:
-        raise ValueError(
-            f"{type(module).__name__}.{name} was given a method of the same instance in "
-            "`__init__`. The method would hold its own copy of the instance, which later updates "
-            f"would not change. Write a method named {name!r} that calls "
-            f"`self.{value.__name__}(...)` instead."
-        )
 
 
 def _hides_arrays(value: Any) -> bool:

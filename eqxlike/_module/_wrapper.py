@@ -70,7 +70,12 @@ def module_update_wrapper(
         for name, value in shown_by(described).items()
         if not hasattr(found_in_class(cls, name), "__set__")
     }
-    make_metadata(shown).write(stored_fields(copied))
+    annotations = shown.pop(_ANNOTATIONS, None)
+    metadata = Metadata(
+        tuple((name, _hashable(shown[name])) for name in sorted(shown)),
+        None if annotations is None else tuple((n, _hashable(a)) for n, a in annotations.items()),
+    )
+    metadata.write(stored_fields(copied))
     return copied
 
 
@@ -80,15 +85,6 @@ def shown_by(described: Any) -> dict[str, Any]:
 
 
 _ANNOTATIONS = "__annotations__"
-
-
-def make_metadata(shown: dict[str, Any]) -> "Metadata":
-    """Converts the metadata `shown` to a hashable object, which can be part of a structure."""
-    annotations = shown.get(_ANNOTATIONS)
-    if annotations is not None:
-        annotations = tuple((name, _hashable(value)) for name, value in annotations.items())
-    names = sorted(shown.keys() - {_ANNOTATIONS})
-    return Metadata(tuple((name, _hashable(shown[name])) for name in names), annotations)
 
 
 @dataclasses.dataclass(frozen=True)

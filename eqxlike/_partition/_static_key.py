@@ -138,8 +138,8 @@ class StaticKey:
         make_key = self._identity if by_identity else self._of_elements if by_elements else self._of
         self.key = make_key(value)
         self.is_fixed = self.is_immutable
-        self.is_immutable = self.is_fixed and not self.containers
-        self.is_exact = self.is_exact and self.is_immutable
+        self.is_immutable &= not self.containers
+        self.is_exact &= self.is_immutable
 
     def is_current(self) -> bool:
         """Whether the value still has this key."""
@@ -177,16 +177,15 @@ class StaticKey:
         if cls.__hash__ is None:
             return self._of_unhashable(value)
         names = fields_compared(value)
-        fields = None if names is None else [getattr(value, name, None) for name in names]
-        if names is not None and len(names) != len(dataclasses.fields(value)):
-            self.is_exact = False
-        if fields is not None and (_is_generated(cls.__hash__) or all(map(is_hashable, fields))):
-            self.is_immutable = self.is_immutable and is_frozen_by_class(cls)
-            return cls, tuple(map(self._of, fields))
+        if names is not None:
+            self.is_exact &= len(names) == len(dataclasses.fields(value))
+            self.is_immutable &= is_frozen_by_class(cls)
+            fields = [getattr(value, name, None) for name in names]
+            if _is_generated(cls.__hash__) or all(map(is_hashable, fields)):
+                return cls, tuple(map(self._of, fields))
         hash(value)  # Raises if the value is not hashable.
-        if fields is not None:
+        if names is not None:
             # Fields may be unhashable, since a custom `__hash__` may leave them out.
-            self.is_immutable = self.is_immutable and is_frozen_by_class(cls)
             return cls, tuple(map(self._of_elements, fields))
         if cls.__module__.partition(".")[0] in _TRUSTED_PACKAGES:
             return cls, value

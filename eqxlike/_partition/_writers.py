@@ -179,18 +179,12 @@ def build_list(node: Any, writer: RebuildWriter, parts: list[str]) -> str:
 
 
 def build_named_tuple(node: Any, writer: RebuildWriter, parts: list[str]) -> str:
-    cls = writer.constant(node.node_type)
-    if _is_built_as_generated(node.node_type):
-        return writer.assign(f"new_tuple({cls}, {tuple_of(parts)})")
-    return writer.assign(f"{cls}({', '.join(parts)})")
-
-
-def _is_built_as_generated(cls: Any) -> bool:
-    """Whether no user code runs when JAX calls the namedtuple class."""
-    new, init = cls.__new__, cls.__init__
-    module = getattr(new, "__module__", "")
-    is_generated = any(module == f"namedtuple_{base.__name__}" for base in cls.__mro__)
-    return is_generated and init is object.__init__
+    cls, name = node.node_type, writer.constant(node.node_type)
+    generated = {f"namedtuple_{base.__name__}" for base in cls.__mro__}
+    if getattr(cls.__new__, "__module__", "") in generated and cls.__init__ is object.__init__:
+        # No code of the user runs when JAX calls the class.
+        return writer.assign(f"new_tuple({name}, {tuple_of(parts)})")
+    return writer.assign(f"{name}({', '.join(parts)})")
 
 
 def build_dict(node: Any, writer: RebuildWriter, parts: list[str]) -> str:
