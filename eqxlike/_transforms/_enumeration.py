@@ -98,14 +98,24 @@ class Enumeration(metaclass=EnumerationMeta):
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        messages: dict[str, str] = {}
-        for base in cls.__bases__:
-            if isinstance(base, EnumerationMeta):
-                _add(messages, base._eqxlike_messages, cls)
-        own = {name: value for name, value in vars(cls).items() if not _is_magic(name)}
-        for name, message in own.items():
+        own = [
+            (name, value)
+            for name, value in vars(cls).items()
+            if not (name.startswith("__") and name.endswith("__"))
+        ]
+        for name, message in own:
             _check_item(cls, name, message)
-        _add(messages, own, cls)
+        bases = (base for base in cls.__bases__ if isinstance(base, EnumerationMeta))
+        inherited = (item for base in bases for item in base._eqxlike_messages.items())
+        messages: dict[str, str] = {}
+        for name, message in (*inherited, *own):
+            if messages.get(name, message) != message:
+                warnings.warn(
+                    f"{class_name(cls)}.{name} has two different messages, {messages[name]!r} and "
+                    f"{message!r}: the latter is used.",
+                    stacklevel=2,
+                )
+            messages[name] = message
         cls._eqxlike_messages = messages
         for index, name in enumerate(messages):
             setattr(cls, name, EnumerationItem(np.array(index, np.int32), cls))
@@ -139,7 +149,7 @@ class Enumeration(metaclass=EnumerationMeta):
             name = class_name(cls)
             raise ValueError(
                 f"{name}.promote(...) expects an item of an enumeration that {name} extends; it "
-                f"got {origin(item)}."
+                f"got {describe(item)}."
             )
         places = [*cls._eqxlike_messages]
         indices = [places.index(name) for name in source._eqxlike_messages]
@@ -179,9 +189,8 @@ class Enumeration(metaclass=EnumerationMeta):
                 f"The first argument of {class_name(cls)}.where(...) must be a boolean scalar; it "
                 f"got {describe(pred)}. For a batch, use `jax.vmap`."
             )
-        items: Any = (a, b)
+        name, items = class_name(cls), (a, b)
         for item in items:
-            name = class_name(cls)
             expect_item(f"{name}.where(...) selects one of two items of {name}", cls, item)
         index, other_index = (item._value for item in items)
         if index is other_index:
@@ -190,10 +199,6 @@ class Enumeration(metaclass=EnumerationMeta):
         with jax.ensure_compile_time_eval():
             chosen: Any = EnumerationItem(jnp.where(pred, index, other_index), cls)
         return chosen
-
-
-def _is_magic(name: str) -> bool:
-    return name.startswith("__") and name.endswith("__")
 
 
 def _check_item(cls: type, name: str, message: Any) -> None:
@@ -207,17 +212,6 @@ def _check_item(cls: type, name: str, message: Any) -> None:
             f"{class_name(cls)}.{name} must be a str, the message of an item; it is of type "
             f"{type(message).__name__}. The body of an enumeration may contain only items."
         )
-
-
-def _add(messages: dict[str, str], more: dict[str, str], cls: type) -> None:
-    for name, message in more.items():
-        if messages.get(name, message) != message:
-            warnings.warn(
-                f"{class_name(cls)}.{name} has two different messages, {messages[name]!r} and "
-                f"{message!r}: the latter is used.",
-                stacklevel=3,
-            )
-        messages[name] = message
 
 
 def _describe_items(messages: dict[str, str]) -> str:
@@ -299,14 +293,10 @@ def class_name(cls: type) -> str:
     return f"{cls.__module__}.{cls.__qualname__}"
 
 
-def origin(value: Any) -> str:
-    """A description of `value` for an error that expected an item."""
+def describe(value: Any) -> str:
+    """A description of `value` for an error that expected something else."""
     if isinstance(value, EnumerationItem):
         return f"an item of {class_name(value._enumeration)}"
-    return describe(value)
-
-
-def describe(value: Any) -> str:
     if is_array(value):
         return f"an array of shape {value.shape} and dtype {value.dtype}"
     return f"{value!r} of type {type(value).__name__}"
@@ -314,16 +304,14 @@ def describe(value: Any) -> str:
 
 def expect_item(expectation: str, cls: Any, value: Any) -> None:
     """Raises `ValueError`, with a hint to use `promote`, unless `value` is an item of `cls`."""
-    if not isinstance(value, cls):
-        raise ValueError(f"{expectation}; it got {origin(value)}.{promotion_hint(cls, value)}")
-
-
-def promotion_hint(wanted: type, value: Any) -> str:
+    if isinstance(value, cls):
+        return
+    hint = ""
     if isinstance(value, EnumerationItem):
-        for upper, lower in ((value._enumeration, wanted), (wanted, value._enumeration)):
+        for upper, lower in ((value._enumeration, cls), (cls, value._enumeration)):
             if upper is not lower and issubclass(lower, upper):
-                return (
+                hint = (
                     f" `{lower.__name__}.promote(...)` turns items of {class_name(upper)} into "
                     f"items of {class_name(lower)}."
                 )
-    return ""
+    raise ValueError(f"{expectation}; it got {describe(value)}.{hint}")

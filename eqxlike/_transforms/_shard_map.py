@@ -21,7 +21,8 @@ from .._partition import UNTRACED, split
 from .._pytree import MISSING, is_array, listed
 from ._checks import mesh_of
 from ._flat_call import FlatCall, shardings_of_arrays
-from ._jit import CompilingDecorator, Lowerable, Lowered, Options, Trace, filter_jit
+from ._jit._filter_jit import CompilingDecorator, Lowerable, Lowered, Options, filter_jit
+from ._jit._traces import Trace
 from ._signatures import (
     AnyArguments,
     Function,

@@ -368,7 +368,7 @@ def take_apart(
         for leaf, axis in zip(leaves, axes, strict=True)
     ]
     arrays, rest = split_leaves(leaves, treedef, is_kept)
-    mapped_output = MappedOutput(rest, rest.take(axes))
-    pairs = list(zip(arrays, mapped_output.axes, strict=True))
-    stacked = [array for array, axis in pairs if axis is not None]
-    return mapped_output, stacked, [array for array, axis in pairs if axis is None]
+    axes = rest.take(axes)
+    stacked = [array for array, axis in zip(arrays, axes, strict=True) if axis is not None]
+    single = [array for array, axis in zip(arrays, axes, strict=True) if axis is None]
+    return MappedOutput(rest, axes), stacked, single

@@ -40,6 +40,7 @@ class CustomFunction:
 
     __name__: str
     __wrapped__: Callable[..., Any]
+    _wants_zeros: bool = False
 
     def __init__(self, fn: Callable[..., Any]):
         check_callable(fn, type(self).__name__)
@@ -114,10 +115,7 @@ class filter_custom_jvp(CustomFunction):
         1.0
     """
 
-    def __init__(self, fn: Callable[..., Any]):
-        super().__init__(fn)
-        self._rule: Any = None
-        self._wants_zeros = False
+    _rule: Any = None
 
     def def_jvp(self, fn_jvp: Function) -> Function:
         """Sets the rule, and returns it."""
@@ -270,11 +268,8 @@ class filter_custom_vjp(CustomFunction):
         0.5
     """
 
-    def __init__(self, fn: Callable[..., Any]):
-        super().__init__(fn)
-        self._forward: Any = None
-        self._backward: Any = None
-        self._wants_zeros = False
+    _forward: Any = None
+    _backward: Any = None
 
     def def_fwd(self, fn_fwd: Function) -> Function:
         """Sets the forward pass, and returns it."""

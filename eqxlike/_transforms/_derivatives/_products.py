@@ -24,7 +24,7 @@ from ..._pytree import (
 )
 from .._flat_call import path_of
 from .._signatures import Aux, Output, Params, check_callable, value_and_aux
-from ._linear_call import is_inexact
+from ._linear_call import fill, is_inexact, select
 
 # --- Forward-mode derivatives of functions of any arguments ---
 
@@ -78,38 +78,25 @@ def filter_jvp(
         output = fn(*primals, **kwargs)
         return output, jtu.tree_map(lambda _: None, output)
     output_rest: Rest = UNTRACED
-    is_zero: list[bool] = []
+    has_tangents: list[bool] = []
 
     def of_perturbed(perturbed: list[Any]) -> tuple[list[Any], list[Any]]:
-        nonlocal output_rest, is_zero
+        nonlocal output_rest, has_tangents
         returned = fn(*rest.merge(perturbed), **kwargs)
         # An output that is not a tracer does not depend on any input.
         traced, output_rest = split(returned, lambda leaf: isinstance(leaf, Tracer))
-        is_zero = _find_zeros(perturbed, traced)
-        zero, not_zero = (
-            [leaf for leaf, each in zip(traced, is_zero, strict=True) if each is side]
-            for side in (True, False)
-        )
-        return not_zero, zero
+        has_tangents = _flag_tangents(perturbed, traced)
+        return select(traced, has_tangents), traced
 
-    not_zero, derivatives, zero = jax.jvp(
-        of_perturbed, (list(map(_as_array, perturbed)),), (directions,), has_aux=True
-    )
-    of_zero, of_not_zero, next_derivative = iter(zero), iter(not_zero), iter(derivatives)
-    output = output_rest.merge(next(of_zero if each else of_not_zero) for each in is_zero)
-    tangent = output_rest.merge_into(
-        None, (None if each else next(next_derivative) for each in is_zero)
-    )
-    return output, tangent
+    # Convert Python numbers here, because JAX would make them instances of a subclass of `float`.
+    perturbed = [leaf if is_inexact_array(leaf) else jnp.asarray(leaf) for leaf in perturbed]
+    _, derivatives, arrays = jax.jvp(of_perturbed, (perturbed,), (directions,), has_aux=True)
+    found = fill(derivatives, [None] * len(arrays), has_tangents)
+    return output_rest.merge(arrays), output_rest.merge_into(None, found)
 
 
-def _as_array(leaf: Any) -> Any:
-    # Convert a Python number here, because JAX would make it an instance of a subclass of `float`.
-    return leaf if is_inexact_array(leaf) else jnp.asarray(leaf)
-
-
-def _find_zeros(perturbed: list[Any], traced: list[Any]) -> list[bool]:
-    """Returns, for each array in `traced`, whether its tangent is a symbolic zero.
+def _flag_tangents(perturbed: list[Any], traced: list[Any]) -> list[bool]:
+    """Returns, for each array in `traced`, whether it has a tangent that is no symbolic zero.
 
     An array with a symbolic zero does not depend on `perturbed`. Only the JVP rule of a primitive
     sees symbolic zeros, so this function calls a primitive on the arrays. JAX calls the rule only
@@ -119,7 +106,7 @@ def _find_zeros(perturbed: list[Any], traced: list[Any]) -> list[bool]:
     tangents: list[Any] = []
     _report_p.bind(perturbed[0], *traced, report=tangents.extend)
     return [
-        isinstance(tangent, ad.Zero) or not is_inexact_array(leaf)
+        not isinstance(tangent, ad.Zero) and is_inexact_array(leaf)
         for tangent, leaf in zip(tangents[1:], traced, strict=True)
     ]
 

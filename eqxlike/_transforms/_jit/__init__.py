@@ -10,14 +10,3 @@ call):
 - `_traces`, `_differences`: records of traces, and explanations of retraces.
 - `_measured`: traces and times for reports.
 """
-
-from ._dispatch import clear_caches as clear_caches
-from ._filter_jit import CompilingDecorator as CompilingDecorator
-from ._filter_jit import JitFunction as JitFunction
-from ._filter_jit import Lowerable as Lowerable
-from ._filter_jit import Lowered as Lowered
-from ._filter_jit import Options as Options
-from ._filter_jit import filter_jit as filter_jit
-from ._measured import FreshTrace as FreshTrace
-from ._measured import fresh_trace as fresh_trace
-from ._traces import Trace as Trace

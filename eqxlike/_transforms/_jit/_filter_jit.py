@@ -255,8 +255,12 @@ class JitFunction(Wrapper, _traits=Traits(complete=_show, is_layer=False)):
                 output = dispatcher.fast_path(args)
                 if output is not MISS:
                     return output
-            if type(self._function) is not types.FunctionType:
-                dispatcher = _current_dispatcher(self, dispatcher)
+            # The `__call__` of a class may have been replaced.
+            if (
+                type(self._function) is not types.FunctionType
+                and unbind(self._function).function is not dispatcher.get_unbound_function()
+            ):
+                dispatcher, _, _ = find_dispatcher(self)
             return dispatcher.call(args, kwargs)
         except Exception as error:
             failure = claim_failure(error) or _not_finite(error, dispatcher)
@@ -495,13 +499,6 @@ def find_dispatcher(wrapper: JitFunction) -> tuple[Dispatcher, tuple[Any, ...], 
 
 
 _set_dispatch = JitFunction.__dict__["_eqxlike_dispatch"].__set__
-
-
-def _current_dispatcher(wrapper: JitFunction, dispatcher: Dispatcher) -> Dispatcher:
-    """Returns `dispatcher`, or a new one if the `__call__` of the class has been replaced."""
-    if unbind(wrapper._function).function is dispatcher.get_unbound_function():
-        return dispatcher
-    return find_dispatcher(wrapper)[0]
 
 
 _OF_FUNCTION = "__eqxlike_dispatchers__"
