@@ -189,7 +189,8 @@ class Enumeration(metaclass=EnumerationMeta):
                 f"The first argument of {class_name(cls)}.where(...) must be a boolean scalar; it "
                 f"got {describe(pred)}. For a batch, use `jax.vmap`."
             )
-        name, items = class_name(cls), (a, b)
+        name = class_name(cls)
+        items: Any = (a, b)
         for item in items:
             expect_item(f"{name}.where(...) selects one of two items of {name}", cls, item)
         index, other_index = (item._value for item in items)

@@ -230,17 +230,25 @@ class ArgumentOrder:
     - `name`: the name of the function, for messages.
     - `signature`: the signature of the function. With `None`, arguments stay in the order of the
       call.
+    - `unbound`: the function and its bound arguments. Only their number and names are kept.
     - `fills_defaults`: whether to fill in omitted defaults.
     """
 
     def __init__(
-        self, name: str, signature: inspect.Signature | None, *, fills_defaults: bool = True
+        self,
+        name: str,
+        signature: inspect.Signature | None,
+        unbound: Unbound,
+        fills_defaults: bool,
     ):
         self.function_name = name
         self.signature = signature
+        self.num_bound = len(unbound.args)
+        self.bound_names = tuple(unbound.kwargs)
         self.fills_defaults = fills_defaults
         self.parameters = [] if signature is None else list(signature.parameters.values())
-        self.num_by_place = sum(parameter.kind in _BY_PLACE for parameter in self.parameters)
+        self.by_place = [each.name for each in self.parameters if each.kind in _BY_PLACE]
+        self.num_by_place = len(self.by_place)
         self.keyword_only = tuple(
             each.name for each in self.parameters if each.kind is Parameter.KEYWORD_ONLY
         )
@@ -309,10 +317,9 @@ class ArgumentOrder:
         except TypeError as error:
             hint = ""
             if "too many positional" in str(error):
-                taken = [each.name for each in self.parameters if each.kind in _BY_PLACE]
                 hint = (
-                    f": it takes ({', '.join(taken)}), and got {len(args)}. Pass arrays that "
-                    "belong together, such as inputs and targets, as one argument, a tuple."
+                    f": it takes ({', '.join(self.by_place)}), and got {len(args)}. Pass arrays "
+                    "that belong together, such as inputs and targets, as one argument, a tuple."
                 )
             raise TypeError(f"{self.function_name}() {error}{hint}") from None
 
@@ -326,11 +333,10 @@ class ArgumentOrder:
     def labels(self, num_args: int, names: tuple[str, ...]) -> list[str]:
         """The names of `num_args` ordered arguments in messages. The last ones are `names`."""
         num_by_place = num_args - len(names)
-        declared = [each.name for each in self.parameters if each.kind in _BY_PLACE]
         more = (each.name for each in self.parameters if each.kind is Parameter.VAR_POSITIONAL)
         variadic = next(more, "args")
-        rest = [f"{variadic}[{index}]" for index in range(num_by_place - len(declared))]
-        return [*declared[:num_by_place], *rest, *names]
+        rest = [f"{variadic}[{index}]" for index in range(num_by_place - self.num_by_place)]
+        return [*self.by_place[:num_by_place], *rest, *names]
 
     def unknown_among(self, names: Iterable[str]) -> str:
         """Part of a message: says which of `names` is not a parameter; `""` if all are."""
@@ -372,12 +378,7 @@ def check_in_shardings(in_shardings: PyTree, order: ArgumentOrder) -> None:
 
 
 def shardings_of_arguments(
-    in_shardings: PyTree,
-    order: ArgumentOrder,
-    num_bound: int,
-    bound_names: tuple[str, ...],
-    ordered: tuple[Any, ...],
-    names: tuple[str, ...],
+    in_shardings: PyTree, order: ArgumentOrder, ordered: tuple[Any, ...], names: tuple[str, ...]
 ) -> list[Any]:
     """The sharding, or `None`, for each array of an ordered call.
 
@@ -385,8 +386,6 @@ def shardings_of_arguments(
 
     - `in_shardings`: a prefix of the tuple of arguments; or a dictionary from names of parameters
       to prefixes of their arguments. Arguments that are not in the dictionary stay where they are.
-    - `num_bound`, `bound_names`: the number of bound positional arguments, and the names of bound
-      keyword arguments.
     - `ordered`, `names`: the arguments of the ordered call, and the names of the last arguments.
 
     **Raises:** `ValueError` if `in_shardings` is not a prefix, or has too few or too many entries.
@@ -400,15 +399,15 @@ def shardings_of_arguments(
             shardings += shardings_of_arrays(label, in_shardings.get(name), argument)
         return shardings
     # Bound arguments, such as the instance of a method, stay where they are.
-    unplaced = shardings_of_arrays("in_shardings", None, ordered[:num_bound])
-    args = ordered[num_bound:]
+    unplaced = shardings_of_arrays("in_shardings", None, ordered[: order.num_bound])
+    args = ordered[order.num_bound :]
     if isinstance(in_shardings, tuple | list):
-        labels = order.labels(len(ordered), names)[num_bound:]
+        labels = order.labels(len(ordered), names)[order.num_bound :]
         parameters = {parameter.name: parameter for parameter in order.parameters}
         needed = [
             label
             for label, argument in zip(labels, args, strict=True)
-            if label not in bound_names and not _is_default(argument, parameters.get(label))
+            if label not in order.bound_names and not _is_default(argument, parameters.get(label))
         ]
         rest = labels[len(in_shardings) :]
         if len(in_shardings) > len(args) or not set(needed).isdisjoint(rest):
@@ -459,18 +458,17 @@ def check_donate(donate: Donate | Iterable[str], order: ArgumentOrder) -> Donate
 
 
 def donated_places(
-    donate: Donate, order: ArgumentOrder, num_bound: int, names: tuple[str, ...], num_args: int
+    donate: Donate, order: ArgumentOrder, names: tuple[str, ...], num_args: int
 ) -> tuple[int, ...]:
     """The indices of the donated arguments in an ordered call.
 
     **Arguments:**
 
-    - `donate`: any value except `"none"`.
-    - `num_bound`: the number of bound positional arguments, such as a Module that is called. As in
-      Equinox, "first" means the first argument after the bound arguments.
+    - `donate`: any value except `"none"`. As in Equinox, "first" means the first argument after the
+      bound arguments, such as a Module that is called.
     - `names`, `num_args`: the names and the number of arguments of the ordered call.
     """
     if isinstance(donate, tuple):
         return tuple(place for name in donate for place in order.places(name, names, num_args))
-    spared = num_bound if donate.endswith("-except-first") else None
+    spared = order.num_bound if donate.endswith("-except-first") else None
     return tuple(place for place in range(num_args) if place != spared)

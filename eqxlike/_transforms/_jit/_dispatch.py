@@ -103,9 +103,7 @@ class Dispatcher:
         # The `__call__` of a class may be replaced later, so call the instance.
         self.get_unbound_function = _reference(unbound.function)
         self.get_function = _reference(call_it if unbound.is_call else unbound.function)
-        self.num_bound = len(unbound.args)
-        self.bound_names = tuple(unbound.kwargs)
-        self.order = order
+        self.order, self.num_bound = order, order.num_bound
         self.donate = check_donate(donate, order)
         check_in_shardings(jit_options.get("in_shardings"), order)
         self.jit_options = jit_options
@@ -367,19 +365,16 @@ class CompiledFunction:
 
     def _jit_options(self, dispatcher: Dispatcher, ordered: tuple[Any, ...]) -> dict[str, Any]:
         """The options of `jax.jit` for the function of flat arrays."""
-        order, num_bound, names = dispatcher.order, dispatcher.num_bound, self.key[0]
+        order, names = dispatcher.order, self.key[0]
         options = dict(dispatcher.jit_options)
         # JAX itself disables donation for `jax.debug_nans`, but not for `jax.debug_infs`.
         if dispatcher.donate != "none" and not jax.config.jax_debug_infs:  # pyright: ignore
-            starts = _starts(self.structures)
-            places = donated_places(dispatcher.donate, order, num_bound, names, len(ordered))
-            of_arrays = [range(starts[place], starts[place + 1]) for place in places]
-            options["donate_argnums"] = [*itertools.chain(*of_arrays)]
+            ranges = _ranges(self.structures)
+            places = donated_places(dispatcher.donate, order, names, len(ordered))
+            options["donate_argnums"] = [*itertools.chain(*(ranges[place] for place in places))]
         if (in_shardings := options.get("in_shardings")) is not None:
-            bound_names = dispatcher.bound_names
-            options["in_shardings"] = tuple(
-                shardings_of_arguments(in_shardings, order, num_bound, bound_names, ordered, names)
-            )
+            found = shardings_of_arguments(in_shardings, order, ordered, names)
+            options["in_shardings"] = tuple(found)
         return options
 
     def _make_flat_function(
@@ -396,10 +391,9 @@ class CompiledFunction:
                 found.drop(self)
 
         observer = Observer(history, labels, self.key[1], drop)
-        starts = _starts(self.structures)
         parts = [
-            (structure.rebuilder(cache=False), start, stop)
-            for structure, start, stop in zip(self.structures, starts[:-1], starts[1:], strict=True)
+            (structure.rebuilder(cache=False), places.start, places.stop)
+            for structure, places in zip(self.structures, _ranges(self.structures), strict=True)
         ]
         out_shardings = options.get("out_shardings")
         shardings = options.get("in_shardings"), out_shardings
@@ -557,15 +551,10 @@ class CompiledFunction:
         """
         program = self._program
         if self.own_fast_path is None and program.output is not None and program.jitted is not None:
+            jitted, output = program.jitted, program.output
+            always_finishes = program.may_hold_check or program.make_jitted is not None
             self.own_fast_path = self._fast_path_to_remember = make_fast_path(
-                self.structures,
-                program.output,
-                arrays,
-                jitted=program.jitted,
-                finish=self.finish,
-                always_finishes=program.may_hold_check or program.make_jitted is not None,
-                watched=self.watched,
-                donation_warnings=self.donation_warnings,
+                self, jitted, output, arrays, always_finishes
             )
             if any(structure.anchor is not None for structure in self.structures):
                 self._fast_path_to_remember = weak_fast_path(self)
@@ -579,9 +568,10 @@ def _as_passed(arg: Any, structure: Structure) -> Structure:
     return flatten(arg, with_abstract=True, by_identity=True, is_private=True)[1]
 
 
-def _starts(structures: Sequence[Structure]) -> list[int]:
-    """The index of each argument's first array among all arrays, and then the number of arrays."""
-    return [0, *itertools.accumulate(each.num_arrays for each in structures)]
+def _ranges(structures: Sequence[Structure]) -> list[range]:
+    """The indices of each argument's arrays among all arrays."""
+    starts = [0, *itertools.accumulate(each.num_arrays for each in structures)]
+    return list(map(range, starts, starts[1:]))
 
 
 class _TracedOutput:

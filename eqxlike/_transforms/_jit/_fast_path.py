@@ -14,8 +14,7 @@ generated function is in essence:
         except Exception:
             return MISS
         result = jitted(*x3.arrays, x2)     # JAX's C++ dispatch
-        if type(result) is tuple and type(result[0]) in array_types:
-            return rebuild(result)
+        if type(result) is tuple and type(result[0]) in array_types: return rebuild(result)
         return finish(result)
 """
 
@@ -23,7 +22,7 @@ import contextlib
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from ..._module import Module
@@ -43,35 +42,24 @@ def always_miss(args: tuple[Any, ...]) -> Any:
 
 
 def make_fast_path(
-    structures: Sequence[Structure],
-    output: Structure,
-    arrays: list[Any],
-    *,
-    jitted: Callable[..., Any],
-    finish: Callable[[Any], Any],
-    always_finishes: bool,
-    watched: "WatchedArrays | None",
-    donation_warnings: "DonationWarnings | None",
+    compiled: Any, jitted: Any, output: Structure, arrays: list[Any], always_finishes: bool
 ) -> FastPath:
-    """Generates the fast path for arguments with the given Structures.
+    """Generates the fast path to a `CompiledFunction`.
+
+    The fast path misses if the arguments have other Structures, or if `compiled.watched` has
+    changed. It shows JAX's warnings that `compiled.donation_warnings` has hidden during a trace.
 
     **Arguments:**
 
-    - `structures`: the Structure of each argument.
+    - `jitted`: the function of flat arrays.
     - `output`: the Structure of the output if `jitted` returns plain arrays.
     - `arrays`: the arrays of a call, as examples of their types.
-    - `jitted`: the function of flat arrays.
-    - `finish`: converts any result of `jitted` to the user's output.
-    - `always_finishes`: whether `finish` is needed even for plain arrays.
-    - `watched`: the arrays in attributes of static arguments. The fast path misses if one of them
-      has changed.
-    - `donation_warnings`: hides JAX's warnings about donation during a trace. The fast path shows
-      the warnings again at the end of the call. `None` if no warnings are hidden.
+    - `always_finishes`: whether `compiled.finish` is needed even for plain arrays.
     """
     writer = GuardWriter(flatten, arrays, MISS)
-    writer.write_all(structures, "args")
-    if watched:
-        writer.miss_if(f"not {writer.constant(watched.are_current)}()")
+    writer.write_all(compiled.structures, "args")
+    if compiled.watched:
+        writer.miss_if(f"not {writer.constant(compiled.watched.are_current)}()")
     lines = writer.function("call(args)")
     call = f"result = jitted({', '.join(writer.arrays)})"
     namespace = {
@@ -79,27 +67,23 @@ def make_fast_path(
         "array_types": concrete_array_types,
         "jitted": jitted,
         "rebuild": output.rebuilder(cache=True),
-        "finish": finish,
+        "finish": compiled.finish,
     }
-    if donation_warnings is None:
+    if compiled.donation_warnings is None:
         lines.append(f"    {call}")
     else:
         lines += ["    try:", f"        {call}", "    finally:"]
         lines.append("        if to_restore: restore_warnings()")
-        namespace["to_restore"] = donation_warnings.to_restore
-        namespace["restore_warnings"] = donation_warnings.restore
+        namespace["to_restore"] = compiled.donation_warnings.to_restore
+        namespace["restore_warnings"] = compiled.donation_warnings.restore
     # If the result is plain arrays, `finish` is not needed, unless the call must wait for a check.
     # Inside another transformation, the result may contain tracers even if the arguments do not.
     # `finish` handles tracers.
-    if always_finishes:
-        pass
-    elif output is ARRAY:
+    if output is ARRAY and not always_finishes:
         lines.append("    if type(result) in array_types: return result")
-    elif output.num_arrays:
-        lines.append("    if type(result) is tuple and type(result[0]) in array_types:")
-        lines.append("        return rebuild(result)")
-    else:
-        lines.append("    if type(result) is tuple: return rebuild(result)")
+    elif not always_finishes:
+        is_concrete = " and type(result[0]) in array_types" if output.num_arrays else ""
+        lines.append(f"    if type(result) is tuple{is_concrete}: return rebuild(result)")
     lines.append("    return finish(result)")
     return compile_function(lines, namespace, "fast path")
 

@@ -526,7 +526,7 @@ def _dispatcher_for(unbound: Unbound, donate: Any, options: Options) -> Dispatch
         # omitted argument. So the defaults of omitted arguments must not be filled in here.
         is_mapping = any(getattr(type(each), "maps_arguments", False) for each in unbound.args[:1])
         name, signature = description.name, description.signature
-        order = ArgumentOrder(name, signature, fills_defaults=not is_mapping)
+        order = ArgumentOrder(name, signature, unbound, fills_defaults=not is_mapping)
         history = History(*place_of(anchor), options.policy, key)
         module = getattr(anchor, "__module__", None)
         full_name = name if module is None else f"{module}.{getattr(anchor, '__qualname__', name)}"
