@@ -5,7 +5,7 @@ import html
 import operator
 import pathlib
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from .._tables import (
     align,
@@ -19,20 +19,15 @@ from .._tables import (
 from ._operations import Program, source_of
 from ._rows import Row
 
-
-class Table(NamedTuple):
-    """A table with a title."""
-
-    title: str
-    header: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
+Table = tuple[str, tuple[str, ...], tuple[tuple[str, ...], ...]]
+"""Title, header and rows of a table."""
 
 
 def as_text(report: Any) -> str:
     """Renders a report as plain text."""
     parts = [headline(report), *(f"Warning: {each}" for each in report.warnings)]
-    for table in tables(report):
-        parts += ["", table.title, align(table.header, table.rows)]
+    for title, header, rows in tables(report):
+        parts += ["", title, align(header, rows)]
     return "\n".join([*parts, "", *lines(report)])
 
 
@@ -43,8 +38,7 @@ def as_rich(report: Any) -> Any:
 
     parts: list[Any] = [Text(headline(report))]
     parts += [Text(f"Warning: {each}", style="bold yellow") for each in report.warnings]
-    for table in tables(report):
-        parts += [rich_table(table.header, table.rows, table.title)]
+    parts += [rich_table(header, rows, title) for title, header, rows in tables(report)]
     return Group(*parts, *map(Text, lines(report)))
 
 
@@ -61,34 +55,28 @@ def headline(report: Any) -> str:
 def tables(report: Any) -> list[Table]:
     """The tables of a report."""
     numbers = ("Operations", "Runs", "FLOPs", "Transcendentals", "Bytes")
-    found = [
-        Table(
-            "By layer",
-            ("Layer", *numbers, "Compiled"),
-            tuple((*_cells(row), grouped(row.compiled)) for row in report.layers),
-        ),
-        Table("By kind", ("Kind", *numbers), tuple(map(_cells, report.kinds))),
-        Table(
-            "Instructions before and after XLA's optimisations",
-            ("Instruction", "Before", "After"),
-            tuple((kind, *map(grouped, numbers)) for kind, *numbers in report.compiled.changes),
-        ),
+    layers = tuple((*_cells(row), grouped(row.compiled)) for row in report.layers)
+    instructions = tuple((kind, *map(grouped, counts)) for kind, *counts in report.compiled.changes)
+    title = "Instructions before and after XLA's optimisations"
+    found: list[Table] = [
+        ("By layer", ("Layer", *numbers, "Compiled"), layers),
+        ("By kind", ("Kind", *numbers), tuple(map(_cells, report.kinds))),
+        (title, ("Instruction", "Before", "After"), instructions),
     ]
     if report.sides:
         header = ("Layer", "Operations", "With gradient", "FLOPs", "With gradient")
         header = (*header, "Backward pass", "Bytes stored")
-        cells = ((side.name or "(all)", *map(grouped, _SIDE(side))) for side in report.sides)
-        found.append(Table("Function and gradient", header, tuple(cells)))
+        costs = operator.attrgetter(
+            *("operations", "gradient_operations", "flops", "gradient_flops"),
+            *("backward_flops", "stored_bytes"),
+        )
+        sides = ((side.name or "(all)", *map(grouped, costs(side))) for side in report.sides)
+        found.append(("Function and gradient", header, tuple(sides)))
     if report.unstable:
         header = ("Layer", "Formula", "Source", "Fails", "Write")
         fields = operator.attrgetter("layer", "name", "source", "fails", "instead")
-        found.append(Table("Loses digits", header, tuple(map(fields, report.unstable))))
+        found.append(("Loses digits", header, tuple(map(fields, report.unstable))))
     return found
-
-
-_SIDE = operator.attrgetter(
-    "operations", "gradient_operations", "flops", "gradient_flops", "backward_flops", "stored_bytes"
-)
 
 
 def _cells(row: Row) -> tuple[str, ...]:
@@ -107,6 +95,10 @@ def lines(report: Any) -> list[str]:
     before, after = sum(compiled.before.values()), sum(compiled.after.values())
     fusions = ", ".join(f"{count} {kind}" for kind, count in compiled.fusions.items())
     intensity = "-" if report.intensity is None else f"{report.intensity:.2f}"
+    constants = [
+        f"{each.type} of {each.num_bytes:,} bytes{' read at ' * bool(each.source)}{each.source}"
+        for each in report.constants
+    ]
     found = [
         f"XLA: {before:,} instructions before optimisation, {after:,} after, {compiled.fused:,} of "
         f"them in {sum(compiled.fusions.values()):,} fusions{f' ({fusions})' if fusions else ''}",
@@ -125,7 +117,7 @@ def lines(report: Any) -> list[str]:
         f"Arguments donated: {_listed(report.donated)}",
         f"Outputs in the buffers of arguments: "
         f"{_listed([f'{output} in {path}' for output, path in report.aliased])}",
-        f"Constants: {_listed([_constant(each) for each in report.constants])}",
+        f"Constants: {_listed(constants)}",
         f"Callbacks and copies: "
         f"{_listed([f'{each.kind} at {each.source}' for each in report.effects])}",
         f"Collectives: {_collectives(report.collectives)}",
@@ -143,11 +135,6 @@ def lines(report: Any) -> list[str]:
 def _listed(texts: Sequence[str], most: int = 4) -> str:
     more = [f"and {len(texts) - most:,} more"] if len(texts) > most else []
     return ", ".join([*texts[:most], *more]) or "none"
-
-
-def _constant(constant: Any) -> str:
-    where = f" read at {constant.source}" if constant.source else ""
-    return f"{constant.type} of {constant.num_bytes:,} bytes{where}"
 
 
 def _collectives(found: Sequence[Any]) -> str:
@@ -175,7 +162,10 @@ def page_of(report: Any) -> str:
         "HEADLINE": html.escape(headline(report)),
         "WARNINGS": html_warnings(report.warnings),
         "LINES": "".join(map(_line, lines(report))),
-        "TABLES": "".join(map(_section, tables(report))),
+        "TABLES": "".join(
+            f"<section><h2>{html.escape(title)}</h2>{html_table(header, rows)}</section>"
+            for title, header, rows in tables(report)
+        ),
         "GRAPHS": script_of(graphs),
     }
     return page_from(_TEMPLATE, parts)
@@ -185,11 +175,6 @@ def _line(text: str) -> str:
     name, colon, rest = text.partition(": ")
     name, value = (name, rest) if colon else ("", text)
     return f"<dt>{html.escape(name)}</dt><dd>{html.escape(value)}</dd>"
-
-
-def _section(table: Table) -> str:
-    rows = html_table(table.header, table.rows)
-    return f"<section><h2>{html.escape(table.title)}</h2>{rows}</section>"
 
 
 def _graph(program: Program) -> dict[str, Any]:

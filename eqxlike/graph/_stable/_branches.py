@@ -5,7 +5,6 @@ is infinite, the result is 0 * inf, which is NaN. The rule replaces the operand 
 number wherever f(x) is not chosen.
 """
 
-import dataclasses
 import math
 
 import jax
@@ -55,7 +54,7 @@ def branch_not_taken(step: Step) -> Rewrite | None:
     if not any(jnp.issubdtype(each.dtype, jnp.floating) for each in inputs):
         return None
     regions = [_region(branch, sources) for branch in branches]
-    computed = dict.fromkeys(value for region in regions for value in region.computed)
+    computed = dict.fromkeys(value for values, _ in regions for value in values)
     if not computed:
         return None
     read = [condition, *branches, *(each for value in computed for each in _sources(value))]
@@ -64,8 +63,8 @@ def branch_not_taken(step: Step) -> Rewrite | None:
     def build(*arrays: Array) -> Array:
         known = dict(zip(given, arrays, strict=True))
         is_chosen = known[condition]
-        other = regions[0].value_of(branches[0], known, ~is_chosen)
-        chosen = regions[1].value_of(branches[1], known, is_chosen)
+        other = _computed(branches[0], regions[0], known, ~is_chosen)
+        chosen = _computed(branches[1], regions[1], known, is_chosen)
         return jnp.where(is_chosen, chosen, other)
 
     return Rewrite(tuple(given), build, within=tuple(computed))
@@ -75,35 +74,31 @@ def _copied(value: Value) -> Value:
     return seen_through(value, casts=False)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Region:
-    """The part of a branch to compute again with harmless numbers.
+Region = tuple[tuple[Value, ...], dict[Value, float]]
+"""The part of a branch to compute again with harmless numbers. It is a pair:
 
-    - `computed`: the results of the operations that may fail, and all values between these results
-      and the result of the branch. The values are in the order of computation.
-    - `harmless`: a safe number for each operand of the operations that may fail.
-    """
+- The results of the operations that may fail, and all values between these results and the result
+  of the branch. The values are in the order of computation.
+- A safe number for each operand of the operations that may fail.
+"""
 
-    computed: tuple[Value, ...]
-    harmless: dict[Value, float]
 
-    def value_of(self, branch: Value, known: dict[Value, Array], is_chosen: Array) -> Array:
-        """Computes `branch`, with harmless numbers where `is_chosen` is False."""
-        known = dict(known)
-
-        def read(value: Value) -> Array:
-            array = known[value]
-            if value not in self.harmless:
-                return array
-            return jnp.where(is_chosen, array, jnp.asarray(self.harmless[value], array.dtype))
-
-        for value in self.computed:
-            inputs = [read(each) for each in _sources(value)]
-            if value.rewrite is not None:
-                known[value] = value.rewrite.computed(inputs, value)
-            else:
-                known[value] = value.step.eqn.primitive.bind(*inputs, **value.step.params)
-        return known[branch]
+def _computed(branch: Value, region: Region, known: dict[Value, Array], is_chosen: Array) -> Array:
+    """Computes `branch`, with harmless numbers where `is_chosen` is False."""
+    values, harmless = region
+    known = dict(known)
+    for value in values:
+        inputs = []
+        for each in _sources(value):
+            array = known[each]
+            if each in harmless:
+                array = jnp.where(is_chosen, array, jnp.asarray(harmless[each], array.dtype))
+            inputs.append(array)
+        if value.rewrite is not None:
+            known[value] = value.rewrite.computed(inputs, value)
+        else:
+            known[value] = value.step.eqn.primitive.bind(*inputs, **value.step.params)
+    return known[branch]
 
 
 def _sources(value: Value) -> list[Value]:
@@ -114,7 +109,7 @@ def _sources(value: Value) -> list[Value]:
 MAX_DEPTH = 100
 
 
-def _region(branch: Value, sources: set[Value]) -> _Region:
+def _region(branch: Value, sources: set[Value]) -> Region:
     """Finds the region of a branch.
 
     An operation gets a harmless number if `_may_fail` is True and its operand depends on one of
@@ -142,7 +137,7 @@ def _region(branch: Value, sources: set[Value]) -> _Region:
         return order[value]
 
     visit(branch)
-    return _Region(tuple(value for value, is_inside in order.items() if is_inside), harmless)
+    return tuple(value for value, is_inside in order.items() if is_inside), harmless
 
 
 def _is_elementwise(value: Value) -> bool:

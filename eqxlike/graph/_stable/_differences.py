@@ -1,10 +1,11 @@
 """Rules for differences whose digits cancel, and for norms and products that are NaN at zero."""
 
 import dataclasses
+import functools
 import itertools
 import math
-from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -173,40 +174,16 @@ def excess_of_exponential(step: Step) -> Rewrite | None:
     may be the difference of two log variances. t may also be a part of a quotient, as s² / r² is a
     part of (s² + m²) / r².
     """
-    if any(_excess_in(terms_of(each)) for each in step.inputs):
+    if any(_excess_in(each) for each in step.inputs):
         return None  # An input already contains the formula, so the input is rewritten instead.
-    excess = _excess_in(terms_of(step.output))
-    if excess is None:
-        return None
-    term, shape = exponential_of(excess.product), step.output.shape
-
-    def build(split: tuple[Array | None, Array | None], *others: Array) -> Array:
-        total = scaled(excess.number, _excess_of(term.number, *split, excess.is_of_size))
-        for each, product in zip(excess.others, others, strict=True):
-            total = total + scaled(each.constant, product)
-        return total
-
-    others = (product_of(each.parts, shape) for each in excess.others)
-    return applied(build, term.split(shape), *others)
-
-
-class _Excess(NamedTuple):
-    """A sum `number * (t - 1 - log(t)) + others`.
-
-    - `product`: t, expanded to a product.
-    - `is_of_size`: whether the sum contains log|t| instead of log(t).
-    """
-
-    number: float
-    product: Parts
-    others: list[Parts]
-    is_of_size: bool
+    return _excess_in(step.output)
 
 
 MAX_TERMS = 12
 
 
-def _excess_in(total: Parts) -> _Excess | None:
+def _excess_in(value: Value) -> Rewrite | None:
+    total = terms_of(value)
     if not 2 <= len(total.parts) <= MAX_TERMS:
         return None
     terms = list(map(factors_in, total.parts))
@@ -233,7 +210,7 @@ def _excess_in(total: Parts) -> _Excess | None:
                     others = [other for other in others if other.parts]
                     product = Parts(each.constant / n, each.parts)
                     is_of_size = any(_is_log_of_size(total.parts[k].value) for k in used)
-                    return _Excess(n, product, others, is_of_size)
+                    return _excess(n, product, is_of_size, others, value.shape)
     return None
 
 
@@ -241,6 +218,29 @@ def _is_log_of_size(value: Value) -> bool:
     x = argument_of(value, "log")
     factors = factors_of(x).parts if x is not None else ()
     return any(argument_of(part.value, "abs") is not None for part in factors)
+
+
+def _excess(
+    n: float, product: Parts, is_of_size: bool, others: Sequence[Parts], shape: tuple[int, ...]
+) -> Rewrite:
+    """A rewrite that computes n (t - 1 - log(t)) plus other products, where t is `product`.
+
+    If `is_of_size`, the logarithm is log|t|.
+    """
+    term = exponential_of(product)
+
+    def build(split: tuple[Array | None, Array | None], *arrays: Array) -> Array:
+        y, weight = split
+        if weight is None:
+            assert y is not None
+            found = stable.excess_of_exp(y + math.log(term.number) if term.number != 1 else y)
+        else:
+            t = scaled(term.number, weight if y is None else weight * jnp.exp(y))
+            found = stable.excess_of_size(t if is_of_size else jnp.where(t < 0, jnp.nan, t))
+        products = (scaled(each.constant, x) for each, x in zip(others, arrays, strict=True))
+        return functools.reduce(jnp.add, products, scaled(n, found))
+
+    return applied(build, term.split(shape), *(product_of(each.parts, shape) for each in others))
 
 
 def _distributed(product: Parts) -> Iterator[list[Parts]]:
@@ -298,14 +298,6 @@ def _counted(terms: Iterable[tuple[Any, float]]) -> tuple[dict[Any, float], floa
         numbers[key] = numbers.get(key, 0.0) + number
     constant = numbers.pop(None, 0.0)
     return {key: number for key, number in numbers.items() if number}, constant
-
-
-def _excess_of(number: float, y: Any, weight: Any, is_of_size: bool) -> Array:
-    """Computes t - 1 - log(t), or t - 1 - log|t|, for t = number * weight * exp(y)."""
-    if weight is None:
-        return stable.excess_of_exp(y + math.log(number) if number != 1 else y)
-    t = scaled(number, weight if y is None else weight * jnp.exp(y))
-    return stable.excess_of_size(t if is_of_size else jnp.where(t < 0, jnp.nan, t))
 
 
 def norm_at_zero(step: Step) -> Rewrite | None:

@@ -17,7 +17,7 @@ import math
 import operator
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -291,6 +291,18 @@ def unbroadcast(value: Value) -> tuple[Value, Axes]:
         value = value.step.inputs[0]
 
 
+def axes_of_dot(step: Step, place: int) -> Axes:
+    """For each axis of an input of a matrix product, its axis in the product; -1 if contracted."""
+    contracted, batch = (each[place] for each in step.params["dimension_numbers"])
+    axes = range(len(step.inputs[place].shape))
+    free = [i for i in axes if i not in contracted and i not in batch]
+    # The axes of a product are those of the batch, of the first input, and of the second input.
+    first_free = len(step.output.shape) - len(free) if place else len(batch)
+    kept = {axis: i for i, axis in enumerate(batch)}
+    kept |= {axis: first_free + i for i, axis in enumerate(free)}
+    return tuple(kept.get(i, -1) for i in axes)
+
+
 def _kept_axes(value: Value) -> list[int | None] | None:
     """For each axis before a reshape, the corresponding axis after it.
 
@@ -370,27 +382,18 @@ def _uniform_number(constant: Any, dtype: Any) -> float | None:
     return float(flat[0]) if bool((flat == flat[0]).all()) else None
 
 
-ARITHMETIC = {
-    "add": operator.add,
-    "sub": operator.sub,
-    "mul": operator.mul,
+_SAME_IN_PYTHON = ("add", "sub", "mul", "neg", "pow", "abs", "gt", "ge", "lt", "le", "eq", "ne")
+
+ARITHMETIC: dict[str, Callable[..., Any]] = {
+    **{kind: getattr(operator, kind) for kind in _SAME_IN_PYTHON},
     "div": operator.truediv,
-    "neg": operator.neg,
+    "integer_pow": operator.pow,
+    "square": lambda x: x * x,
     "sqrt": math.sqrt,
     "rsqrt": lambda x: 1 / math.sqrt(x),
-    "square": lambda x: x * x,
-    "integer_pow": operator.pow,
-    "pow": operator.pow,
     "log": math.log,
     "max": max,
     "min": min,
-    "abs": abs,
-    "gt": operator.gt,
-    "ge": operator.ge,
-    "lt": operator.lt,
-    "le": operator.le,
-    "eq": operator.eq,
-    "ne": operator.ne,
 }
 
 
@@ -593,15 +596,11 @@ def key_of(value: Value, depth: int = 5) -> Any:
     step = value.step
     is_wide = len(step.inputs) > 8
     if step is INPUT or depth == 0 or is_wide or step.inner or step.eqn.effects:
-        return _leaf_key(value)
+        number = constant_of(value) if value.constant is not None else None
+        return id(value) if number is None else (number, value.shape, str(value.dtype))
     inputs = tuple(key_of(each, depth - 1) for each in step.inputs)
     params = str(sorted(step.params.items(), key=lambda item: item[0]))
     return step.kind, params, value.index, inputs
-
-
-def _leaf_key(value: Value) -> Any:
-    number = constant_of(value) if value.constant is not None else None
-    return id(value) if number is None else ("constant", number, value.shape, str(value.dtype))
 
 
 def is_same(first: Value, second: Value) -> bool:
@@ -616,19 +615,13 @@ def is_same(first: Value, second: Value) -> bool:
     return key_of(first) == key_of(second)
 
 
-class CalledFunction(NamedTuple):
-    """The Python function from which JAX traced the called program.
+def called_function(eqn: JaxprEqn) -> tuple[str, bool]:
+    """The name of the function from which JAX traced a called program, and whether JAX defines it.
 
     The name is empty for loops and branches.
     """
-
-    name: str
-    is_of_jax: bool
-
-
-def called_function(eqn: JaxprEqn) -> CalledFunction:
     is_loop = eqn.primitive.name in ("scan", "while", "cond")
     program = None if is_loop else eqn.params.get("call_jaxpr") or eqn.params.get("jaxpr")
     about = getattr(getattr(program, "jaxpr", program), "debug_info", None)
     path = getattr(about, "func_filename", None) or ""
-    return CalledFunction(getattr(about, "func_name", ""), os.sep + "jax" + os.sep in path)
+    return getattr(about, "func_name", ""), os.sep + "jax" + os.sep in path

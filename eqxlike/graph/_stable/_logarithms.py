@@ -25,6 +25,7 @@ from ._expressions import (
     Value,
     all_axes,
     argument_of,
+    axes_of_dot,
     broadcast,
     constant_of,
     factors_of,
@@ -399,30 +400,25 @@ def _log_of_reduced_sum(step: Step) -> Log | None:
 
 def _log_of_dot(step: Step) -> Log | None:
     """The logarithm of w @ exp(y), where w is a vector or a batch of vectors."""
-    for place in (0, 1):
-        (contracted, batch), (other_contracted, other_batch) = (
-            [each[i] for each in step.params["dimension_numbers"]] for i in (place, 1 - place)
-        )
-        x, weights = step.inputs[place], step.inputs[1 - place]
-        term, own = exponential_of(factors_of(x)), (*other_batch, *other_contracted)
-        is_vector = len(weights.shape) == len(own)
+    contracted, batch = step.params["dimension_numbers"]
+    for place, other in ((0, 1), (1, 0)):
+        x, weights = step.inputs[place], step.inputs[other]
+        term = exponential_of(factors_of(x))
+        is_vector = all(i in contracted[other] or i in batch[other] for i in all_axes(weights))
         if is_vector and term.exponents and not term.weights and term.number > 0:
             break
     else:
         return None
-    free = [i for i in range(len(x.shape)) if i not in contracted and i not in batch]
-    order = [sorted((*batch, *free)).index(axis) for axis in (*batch, *free)]
-    # `axes` maps each axis of the weights to the corresponding axis of the exponentials.
-    axes = dict(zip(own, (*batch, *contracted), strict=True))
-    places = tuple(axes[i] for i in range(len(weights.shape)))
+    reduced, axes = contracted[place], axes_of_dot(step, place)
+    own = dict(zip((*batch[other], *contracted[other]), (*batch[place], *reduced), strict=True))
+    axes_of_weights = tuple(own[i] for i in all_axes(weights))
 
     def of_dot(split: tuple[Array, None], w: Array) -> tuple[Array, ...]:
-        y, weight = split[0], broadcast(w, places, x.shape)
-        large = stable.largest_along(y, weight, contracted)
+        y, weight = split[0], broadcast(w, axes_of_weights, x.shape)
+        large = stable.largest_along(y, weight, reduced)
         pair = (jnp.exp(stable.finite_where_zero(y - large, weight)), w)[:: 1 - 2 * place]
         small, sign = log_size(step.eqn.primitive.bind(*pair, **step.params))
-        large = lax.transpose(lax.squeeze(large, contracted), order)
-        return large, small + math.log(term.number), sign
+        return broadcast(large, axes, step.output.shape), small + math.log(term.number), sign
 
     return Log(applied(of_dot, term.split(x.shape), weights), is_positive=False)
 

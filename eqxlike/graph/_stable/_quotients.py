@@ -15,6 +15,7 @@ from ._expressions import (
     Parts,
     Step,
     Value,
+    axes_of_dot,
     broadcast,
     factors_of,
     key_of,
@@ -176,26 +177,13 @@ def _place_of_terms(part: Part, total: SumOfExponentials) -> int | None:
         if step.kind == "reduce_sum":
             axes, rows = step.params["axes"], part.axes
         else:
-            contracted, batch = step.params["dimension_numbers"]
-            axes = tuple(contracted[place])
-            lies = _rows_of_dot(x, step.inputs[1 - place], place, contracted, batch)
-            rows = tuple(part.axes[i] for i in lies)
+            axes = tuple(step.params["dimension_numbers"][0][place])
+            rows = tuple(part.axes[i] for i in axes_of_dot(step, place) if i >= 0)
         term = exponential_of(factors_of(x))
         is_alike = (x.shape, axes, rows) == (total.inner, total.reduced, total.axes)
         if is_alike and _alike(term) == _alike(total.term):
             return place
     return None
-
-
-def _rows_of_dot(x: Value, other: Value, place: int, contracted: Any, batch: Any) -> list[int]:
-    """For each axis of `x` that is not contracted, the corresponding axis of the matrix product."""
-    own, others = contracted[place], contracted[1 - place]
-    num_batch, num_free = len(batch[0]), len(other.shape) - len(others) - len(batch[0])
-    first_free = num_batch + (num_free if place else 0)
-    free = [i for i in range(len(x.shape)) if i not in own and i not in batch[place]]
-    lies = {axis: i for i, axis in enumerate(batch[place])}
-    lies |= {axis: first_free + i for i, axis in enumerate(free)}
-    return [lies[i] for i in range(len(x.shape)) if i in lies]
 
 
 def _hyperbolic_secant(value: Value, above: Parts, below: Part) -> Rewrite | None:

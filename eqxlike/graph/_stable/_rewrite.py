@@ -206,13 +206,7 @@ class StableProgram:
 
     def rewritten(self) -> ClosedJaxpr:
         """The rewritten program as a jaxpr with the same inputs and outputs."""
-        structs = [
-            jax.ShapeDtypeStruct(
-                each.shape, each.dtype, weak_type=each.weak_type, sharding=each.sharding
-            )
-            for each in self._closed.in_avals
-        ]
-        return jax.make_jaxpr(self)(*structs)
+        return jax.make_jaxpr(self)(*self._closed.in_avals)
 
     def _steps_with_effects(self, steps: Iterable[Step]) -> Iterator[Step]:
         for step in steps:
@@ -304,7 +298,7 @@ def _inner_programs(
 
     Transparent calls are left out, because their steps are part of the outer program.
     """
-    if step.inner or step.kind == "shard_map" or called_function(step.eqn).is_of_jax:
+    if step.inner or step.kind == "shard_map" or called_function(step.eqn)[1]:
         return
     if step.kind.startswith("custom_"):
         rules = [rule for rule in rules if not rule.is_of_gradient]

@@ -240,9 +240,7 @@ def stabilise(
         >>> print(jax.grad(loss)(x), jax.grad(graph.stabilise(loss))(x))
         nan -1.0
     """
-    if not callable(function):
-        raise TypeError(f"graph.stabilise expects a function; it got {_described_type(function)}.")
-    _check_rules(rules, "graph.stabilise")
+    _check(function, rules, "graph.stabilise", "a function")
 
     def call(*args: Params.args, **kwargs: Params.kwargs) -> Result:
         return function(*args, **kwargs)
@@ -332,17 +330,14 @@ def unstable(
         >>> print(found.name, "->", found.instead.partition(",")[0])
         logarithm of exponentials or probabilities -> jax.nn.log_softmax
     """
-    if not callable(function):
-        raise TypeError(
-            "graph.unstable expects a function, followed by its arguments; it got "
-            f"{_described_type(function)}."
-        )
-    _check_rules(rules, "graph.unstable")
+    _check(function, rules, "graph.unstable", "a function, followed by its arguments")
     found = fresh_trace(function, args, kwargs, is_lowered=False)
     return unstable_in(found.traced.jaxpr, rules)
 
 
-def _check_rules(rules: Any, name: str) -> None:
+def _check(function: Any, rules: Any, name: str, expected: str) -> None:
+    if not callable(function):
+        raise TypeError(f"{name} expects {expected}; it got {_described_type(function)}.")
     is_sequence = isinstance(rules, Sequence)
     if not is_sequence or not all(isinstance(rule, Rule) for rule in rules):
         raise TypeError(
