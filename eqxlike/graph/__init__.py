@@ -6,8 +6,8 @@ from .._names import former_names as _former_names
 from . import rules as rules
 from ._report import Report as Report
 from ._report import report as report
-from ._stable import stabilise as stabilise
-from ._stable import unstable as unstable
+from ._stable._stabilise import stabilise as stabilise
+from ._stable._stabilise import unstable as unstable
 
 if not _typing.TYPE_CHECKING:
     __getattr__ = _former_names(__name__)

@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import inspect
 import json
+import operator
 import time
 from collections.abc import Callable
 from typing import Any
@@ -34,7 +35,7 @@ from ._rows import (
     stablehlo_kinds,
     stored_in,
 )
-from ._stable import Unstable, unstable_in
+from ._stable._stabilise import Unstable, unstable_in
 from ._text import as_rich, as_text, page_of
 
 LARGE_CONSTANT_BYTES = 2**20
@@ -466,23 +467,21 @@ def _gradient_of(function: Any, args: tuple[Any, ...]) -> tuple[Any, Any, tuple[
             "function with respect to its first argument: pass an argument to "
             f"{_name_of(function)}."
         )
-    subject = function if is_model else args[0]
-    if not any(map(_is_inexact, jtu.tree_leaves(subject))):
+    call: Any = operator.call if is_model else function
+    arguments = (function, *args) if is_model else args
+    if not any(map(_is_inexact, jtu.tree_leaves(arguments[0]))):
         raise ValueError(
             "graph.report(gradient=True) differentiates with respect to floating-point arrays, but "
-            f"the first argument of {_name_of(function)}, of type {type(subject).__name__}, has "
-            f"none: {jtu.tree_leaves(subject)!r:.80}."
+            f"the first argument of {_name_of(function)}, of type {type(arguments[0]).__name__}, "
+            f"has none: {jtu.tree_leaves(arguments[0])!r:.80}."
         )
 
-    def pulled_back(*arguments: Any, **kwargs: Any) -> tuple[list[Any], Any]:
-        first, *rest_of_arguments = arguments
+    def pulled_back(first: Any, /, *others: Any, **kwargs: Any) -> tuple[list[Any], Any]:
         arrays, rest = split(first, is_inexact_array)
 
         def of_arrays(arrays: list[Any]) -> list[Any]:
-            merged = rest.merge(arrays)
-            call: Any = merged if is_model else function
-            given = rest_of_arguments if is_model else (merged, *rest_of_arguments)
-            return list(filter(_is_inexact, jtu.tree_leaves(call(*given, **kwargs))))
+            outputs = call(rest.merge(arrays), *others, **kwargs)
+            return list(filter(_is_inexact, jtu.tree_leaves(outputs)))
 
         outputs, pull_back = jax.vjp(of_arrays, arrays)
         if not outputs:
@@ -497,7 +496,6 @@ def _gradient_of(function: Any, args: tuple[Any, ...]) -> tuple[Any, Any, tuple[
 
         return _with_signature_of(function, new, is_model)
 
-    arguments = (function, *args) if is_model else args
     return (
         program(lambda outputs, pull_back: (outputs, pull_back(list(map(jnp.ones_like, outputs))))),
         program(lambda _, pull_back: list(filter(is_array, jtu.tree_leaves(pull_back)))),

@@ -56,27 +56,24 @@ def instructions_in(text: str) -> list[Instruction]:
     computation = ""
     for line in text.splitlines():
         if match := _INSTRUCTION.match(line):
-            kind = match["kind"]
-            if kind in BOOKKEEPING:
+            if (kind := match["kind"]) in BOOKKEEPING:
                 continue
-            called, fusion, name = (each.search(line) for each in (_CALLED, _FUSION, _OP_NAME))
-            found.append(
-                Instruction(
-                    kind,
-                    _unescaped(name[1]) if name else "",
-                    computation,
-                    fusion[1] if kind == "fusion" and fusion else None,
-                    called[1] if kind == "fusion" and called else None,
-                )
-            )
+            texts = (each.search(line) if kind == "fusion" else None for each in (_FUSION, _CALLED))
+            fusion, calls = (text and text[1] for text in texts)
+            found.append(Instruction(kind, _op_name_in(line), computation, fusion, calls))
         elif match := _COMPUTATION.match(line):
             computation = match["name"]
     return found
 
 
-def _unescaped(text: str) -> str:
-    """Decodes the C escapes that XLA writes in strings. Escaped bytes are decoded as UTF-8."""
-    return text.encode().decode("unicode_escape").encode("latin-1").decode(errors="replace")
+def _op_name_in(line: str) -> str:
+    """JAX's name stack in an instruction, `""` if there is none.
+
+    XLA writes strings with C escapes, in which escaped bytes are UTF-8.
+    """
+    if (found := _OP_NAME.search(line)) is None:
+        return ""
+    return found[1].encode().decode("unicode_escape").encode("latin-1").decode(errors="replace")
 
 
 def kinds_of(instructions: Iterable[Instruction]) -> Kinds:
@@ -95,9 +92,8 @@ def aliases_in(text: str) -> Iterator[tuple[int, str]]:
     """Pairs (output number, name of a parameter). The output reuses the buffer of the parameter."""
     names: dict[str, str] = {}
     for line in text.partition("\nENTRY ")[2].partition("\n}")[0].splitlines():
-        number, name = _PARAMETER.search(line), _OP_NAME.search(line)
-        if number and name:
-            names[number[1]] = _unescaped(name[1])
+        if number := _PARAMETER.search(line):
+            names[number[1]] = _op_name_in(line)
     head = text.partition("\n")[0].partition("input_output_alias={")[2].partition(" }")[0]
     for output, number in _ALIAS.findall(head):
         if "," not in output:

@@ -332,17 +332,18 @@ def hypotenuse(step: Step) -> Rewrite | None:
         return None
     if len(terms.parts) == 1 and terms.constant < EPSILON:
         return None
-    found = [square_root_of(part.value) for part in terms.parts]
-    operands = [root for root in found if root is not None]
-    if len(operands) != len(found):
+    roots = [
+        dataclasses.replace(part, value=root)
+        for part in terms.parts
+        if (root := square_root_of(part.value)) is not None
+    ]
+    if len(roots) != len(terms.parts):
         return None
 
     def build(*roots: Array) -> Array:
         constant = [jnp.full_like(roots[0], math.sqrt(terms.constant))] if terms.constant else []
         return stable.length([*roots, *constant])
 
-    squares = zip(terms.parts, operands, strict=True)
-    roots = (dataclasses.replace(part, value=root) for part, root in squares)
     return applied(build, *(lifted(root, step.output.shape) for root in roots))
 
 

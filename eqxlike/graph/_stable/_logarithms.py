@@ -291,12 +291,6 @@ def log_of_sum(total: Parts, shape: tuple[int, ...]) -> Log | None:
     return _log_of_exponentials(total, shape)
 
 
-def is_probability(value: Value) -> bool:
-    """Returns True if one minus the value has a stable logarithm, as for a sigmoid or a cdf."""
-    complement = Parts(1.0, (Part(-1.0, value, all_axes(value)),))
-    return erfc_of(value) is not None or _log_by_table(complement, value.shape) is not None
-
-
 def _log_near_one(value: Value) -> Log | None:
     """The logarithm of 1 + x or 1 - x, computed with log1p."""
     step = value.step
@@ -449,8 +443,7 @@ def guarded_probability(step: Step) -> Rewrite | None:
     if part.number > 0:
         is_guarded = 0 < total.constant < GUARD and _has_logarithm(part.value)
     else:
-        p = _limited(part.value) or part.value
-        is_guarded = 0 < total.constant + part.number < GUARD and is_probability(p)
+        is_guarded = 0 < total.constant + part.number < GUARD and _is_probability(part.value)
     return Rewrite() if is_guarded else None
 
 
@@ -468,6 +461,13 @@ def _limited(value: Value) -> Value | None:
             limit = least
         value = step.inputs[index]
     return value if limit is not None and 0 < limit < GUARD else None
+
+
+def _is_probability(value: Value) -> bool:
+    """Returns True if one minus the value has a stable logarithm, as for a sigmoid or a cdf."""
+    p = _limited(value) or value
+    complement = Parts(1.0, (Part(-1.0, p, all_axes(p)),))
+    return erfc_of(p) is not None or _log_by_table(complement, p.shape) is not None
 
 
 def _has_logarithm(value: Value) -> bool:

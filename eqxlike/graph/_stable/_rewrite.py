@@ -11,7 +11,7 @@ import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -56,11 +56,9 @@ class Rewrite:
 def _widened(arrays: Sequence[Any], output: Value) -> list[Array]:
     """Casts floating-point arrays to the widest dtype among these arrays and the output."""
     arrays = [jnp.asarray(each) for each in arrays]
-    floats = [each for each in arrays if jnp.issubdtype(each.dtype, jnp.floating)]
-    wide = functools.reduce(wider, (each.dtype for each in floats), output.dtype)
-    return [
-        each.astype(wide) if jnp.issubdtype(each.dtype, jnp.floating) else each for each in arrays
-    ]
+    floats = [each.dtype for each in arrays if jnp.issubdtype(each.dtype, jnp.floating)]
+    wide = functools.reduce(wider, floats, output.dtype)
+    return [each.astype(wide) if each.dtype in floats else each for each in arrays]
 
 
 def _like(array: Array, aval: Any) -> Array:
@@ -137,8 +135,7 @@ class Rule:
         return f"Rule({self.name!r})"
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Match:
+class Match(NamedTuple):
     """A step, the rule that matches it, and the rewrite that the rule returned."""
 
     rule: Rule

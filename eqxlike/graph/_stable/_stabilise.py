@@ -19,22 +19,9 @@ from ... import combine, filter, filter_make_jaxpr, is_array
 from ..._compat import scan_counts
 from ...extend import fresh_trace
 from .._operations import path_of, type_of
-from ._branches import branch_not_taken
-from ._differences import (
-    difference_from_one,
-    difference_of_squares,
-    direction_of_zero,
-    excess_of_exponential,
-    hypotenuse,
-    norm_at_zero,
-    power_by_logarithm,
-    product_with_own_log,
-    quotient_of_itself,
-)
+from . import _branches, _differences, _logarithms, _quotients
 from ._expressions import Step, constant_of, seen_through
-from ._logarithms import guarded_probability, log_rule
-from ._quotients import quotient_at_zero, quotient_of_exponentials
-from ._rewrite import Match, Rewrite, Rule, StableProgram
+from ._rewrite import Rewrite, Rule, StableProgram
 
 
 def low_precision_sum(step: Step) -> Rewrite | None:
@@ -80,56 +67,56 @@ RULES = (
     Rule(
         "logarithm of exponentials or probabilities",
         ("log", "log2", "log1p"),
-        log_rule,
+        _logarithms.log_rule,
         "where an exponential overflows or underflows (88 in float32, 709 in float64)",
         "jax.nn.log_softmax, log_sigmoid, softplus or logsumexp, jnp.log1p, jnp.linalg.slogdet",
     ),
     Rule(
         "logarithm of a probability kept from zero",
         ("log", "log2", "log1p"),
-        guarded_probability,
+        _logarithms.guarded_probability,
         "where the probability is less than the constant: its gradient is lost",
         "jax.nn.log_softmax or jax.nn.log_sigmoid, without the probability",
     ),
     Rule(
         "difference from one",
         ("sub", "add"),
-        difference_from_one,
+        _differences.difference_from_one,
         "where the function is near one: all digits cancel",
         "jnp.expm1, jax.nn.sigmoid(-x), jax.scipy.special.erfc",
     ),
     Rule(
         "difference of squares",
         ("sub", "add"),
-        difference_of_squares,
+        _differences.difference_of_squares,
         "where the squares are nearly equal: all digits cancel; or where they overflow",
         "(a - b) * (a + b), (a - b) ** 2, jnp.var",
     ),
     Rule(
         "divergence near zero",
         ("sub", "add"),
-        excess_of_exponential,
+        _differences.excess_of_exponential,
         "where t - 1 - log(t) is near zero: t is near one, and all digits cancel",
         "jnp.expm1(y) - y, with y = log(t), and its Taylor series near zero",
     ),
     Rule(
         "quotient of two zeros",
         ("div", "mul"),
-        quotient_at_zero,
+        _quotients.quotient_at_zero,
         "at zero: 0 / 0, and in the gradient near zero: all digits cancel",
         "a Taylor series near zero",
     ),
     Rule(
         "quotient of exponentials",
         ("div", "integer_pow", "mul", "pow", "rsqrt"),
-        quotient_of_exponentials,
+        _quotients.quotient_of_exponentials,
         "above 88 in float32: inf / inf, in the value or in the gradient",
         "jax.nn.sigmoid, jax.nn.softmax, jnp.tanh",
     ),
     Rule(
         "norm at zero",
         ("sqrt", "pow"),
-        norm_at_zero,
+        _differences.norm_at_zero,
         "in the gradient at zero: 0 * inf",
         "jnp.where around the square root and also inside it",
         is_of_jax=True,
@@ -138,14 +125,14 @@ RULES = (
     Rule(
         "hypotenuse",
         ("sqrt", "pow"),
-        hypotenuse,
+        _differences.hypotenuse,
         "above 1e19 and below 1e-19 in float32: squares overflow",
         "jnp.hypot",
     ),
     Rule(
         "direction of zero",
         ("div",),
-        direction_of_zero,
+        _differences.direction_of_zero,
         "at zero: 0 / 0",
         "x / jnp.where(norm == 0, 1, norm)",
         is_of_jax=True,
@@ -153,12 +140,12 @@ RULES = (
     Rule(
         "branch that is not taken",
         ("select_n",),
-        branch_not_taken,
+        _branches.branch_not_taken,
         "in the gradient, where the branch that is not taken has an infinite derivative: 0 * inf",
         "jnp.where inside the function too: jnp.where(c, f(jnp.where(c, x, 1)), 0)",
         is_of_gradient=True,
     ),
-    Rule("quotient of itself", ("div",), quotient_of_itself, "at zero: 0 / 0", "1"),
+    Rule("quotient of itself", ("div",), _differences.quotient_of_itself, "at zero: 0 / 0", "1"),
     Rule(
         "sum in low precision",
         ("reduce_sum", "cumsum", "scan"),
@@ -176,14 +163,14 @@ RULES = (
     Rule(
         "x log(x)",
         ("mul",),
-        product_with_own_log,
+        _differences.product_with_own_log,
         "at zero: 0 * inf",
         "jax.scipy.special.xlogy(x, x)",
     ),
     Rule(
         "power by a logarithm",
         ("exp",),
-        power_by_logarithm,
+        _differences.power_by_logarithm,
         "at zero: 0 * inf; in large powers: digits of the exponent are lost",
         "x ** y",
     ),
@@ -352,17 +339,16 @@ def _described_type(value: Any) -> str:
 
 def unstable_in(closed: Any, rules: Sequence[Rule] = RULES) -> tuple[Unstable, ...]:
     """The formulas in a traced program that lose digits, without repetitions."""
-    return tuple(dict.fromkeys(map(_described, StableProgram(closed, rules).matches)))
-
-
-def _described(match: Match) -> Unstable:
-    step, rule = match.step, match.rule
-    return Unstable(
-        rule.name,
-        path_of(step.scopes),
-        step.source,
-        type_of(step.output.aval),
-        rule.fails,
-        rule.instead,
-        match.rewrite.build is not None,
+    found = (
+        Unstable(
+            name=rule.name,
+            layer=path_of(step.scopes),
+            source=step.source,
+            output=type_of(step.output.aval),
+            fails=rule.fails,
+            instead=rule.instead,
+            is_rewritten=rewrite.build is not None,
+        )
+        for rule, step, rewrite in StableProgram(closed, rules).matches
     )
+    return tuple(dict.fromkeys(found))
