@@ -296,7 +296,7 @@ def axes_of_dot(step: Step, place: int) -> Axes:
     contracted, batch = (each[place] for each in step.params["dimension_numbers"])
     axes = range(len(step.inputs[place].shape))
     free = [i for i in axes if i not in contracted and i not in batch]
-    # The axes of a product are those of the batch, of the first input, and of the second input.
+    # A product has first the axes of the batch, then axes of the first and of the second input.
     first_free = len(step.output.shape) - len(free) if place else len(batch)
     kept = {axis: i for i, axis in enumerate(batch)}
     kept |= {axis: first_free + i for i, axis in enumerate(free)}
