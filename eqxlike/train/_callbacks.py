@@ -227,7 +227,9 @@ class EarlyStopping(Callback):
     def on_evaluate(self, run: Run) -> None:
         """Compares the metric with the best metric so far."""
         value = metric_of(run, self.metric, "EarlyStopping")
-        if self._is_better(value):
+        gain = self.best - value if self.mode == "min" else value - self.best
+        is_first = math.isnan(self.best) and not math.isnan(value)
+        if is_first or gain > self.min_delta:
             self.best, self.best_step, self._num_worse = value, run.steps, 0
             if self.restore_best:
                 self._best_state = copy_arrays(run.state)
@@ -250,12 +252,6 @@ class EarlyStopping(Callback):
                 f"Stopped after step {run.steps}: {self.metric} {what} in {self.patience} "
                 "evaluations."
             )
-
-    def _is_better(self, value: float) -> bool:
-        if math.isnan(value):
-            return False
-        gain = self.best - value if self.mode == "min" else value - self.best
-        return math.isnan(self.best) or gain > self.min_delta
 
     def on_end(self, run: Run) -> None:
         """Sets the result to the best state."""
@@ -344,6 +340,8 @@ class Checkpoint(Callback):
     >>> callback = train.Checkpoint(tempfile.mkdtemp(), every=1000, keep_last=2)
     """
 
+    every: int
+
     def __init__(
         self,
         folder: str | os.PathLike[str],
@@ -377,7 +375,17 @@ class Checkpoint(Callback):
         """Checks that the checkpoints of this run can be written to the folder."""
         self._under_way, self._saved_at = None, run.steps
         if self.keep_best is not None:
-            self._check_evaluated(run)
+            if run.evaluate_every is None:
+                raise ValueError(
+                    "Checkpoint: keep_best compares metrics of evaluations: pass `evaluate` and "
+                    "`evaluate_every` to fit."
+                )
+            if self.every <= run.num_steps < math.lcm(self.every, run.evaluate_every):
+                raise ValueError(
+                    "Checkpoint: keep_best needs an evaluation at the step of a checkpoint; got "
+                    f"checkpoints every {self.every} steps and evaluations every "
+                    f"{run.evaluate_every}. Make one a multiple of the other."
+                )
         self.folder.check_free(run.steps)
 
     def on_step(self, run: Run) -> None:
@@ -405,10 +413,13 @@ class Checkpoint(Callback):
     def _save(self, run: Run) -> None:
         callbacks, arrays = save_callbacks(run.callbacks)
         data = {"steps": run.steps, "batches": run.position, "callbacks": callbacks}
+        score = None
+        if self.metric is not None and run.evaluated_at == run.steps:
+            score = metric_of(run, self.metric, "Checkpoint")
         try:
             self._under_way = self.folder.save(
                 *(run.steps, run.state, data),
-                score=self._score(run),
+                score=score,
                 beside=arrays,
                 background=self.background,
                 with_frozen=self.with_frozen,
@@ -417,26 +428,6 @@ class Checkpoint(Callback):
             self._failed(error)
         else:
             self._saved_at = run.steps
-
-    def _check_evaluated(self, run: Run) -> None:
-        """Raises `ValueError` if no step with a checkpoint will be evaluated."""
-        saved, evaluated = self.every, run.evaluate_every
-        if evaluated is None:
-            raise ValueError(
-                "Checkpoint: keep_best compares metrics of evaluations: pass `evaluate` and "
-                "`evaluate_every` to fit."
-            )
-        if saved is not None and saved <= run.num_steps < math.lcm(saved, evaluated):
-            raise ValueError(
-                "Checkpoint: keep_best needs an evaluation at the step of a checkpoint; got "
-                f"checkpoints every {saved} steps and evaluations every {evaluated}. Make one a "
-                "multiple of the other."
-            )
-
-    def _score(self, run: Run) -> float | None:
-        if self.metric is None or run.evaluated_at != run.steps:
-            return None
-        return metric_of(run, self.metric, "Checkpoint")
 
     def _finish(self, run: Run) -> None:
         """Waits for the checkpoint that is being written, and reports it to the callbacks."""

@@ -2,7 +2,6 @@
 
 import collections
 import copy
-import functools
 import os
 import pathlib
 import re
@@ -452,7 +451,11 @@ def _read_one(
             f"{', '.join(map(repr, manifest['beside'])) or 'none'}."
         )
     stored = [Saved(*each) for each in (manifest["beside"][tree] if tree else manifest["state"])]
-    root = _root_of_model(stored, wanted, only) if tree is None else ""
+    # If the checkpoint has a `TrainState` and `like` is a model, read the model.
+    is_state, is_like_state = (
+        entries[0].text.partition("(")[0] == "TrainState" for entries in (stored, wanted)
+    )
+    root = ".model" if is_state and not is_like_state and only in (None, "model") else ""
     wanted = [each._replace(path=root + each.path) for each in wanted]
     names = ["model"] if root else [only] if isinstance(only, str) else only
     is_read: Callable[[Any], bool] = lambda each: names is None or _part(each) in names  # noqa: E731
@@ -477,15 +480,6 @@ def _read_one(
 
 
 # --- A part of a checkpoint ---
-
-
-def _root_of_model(stored: list[Saved], wanted: list[Entry], only: Only) -> str:
-    """The path of `like` in the checkpoint.
-
-    It is `.model` if the checkpoint has a `TrainState` and `like` is a model, otherwise empty.
-    """
-    roots = [entries[0].text.partition("(")[0] for entries in (stored, wanted)]
-    return ".model" if only in (None, "model") and roots[0] == "TrainState" != roots[1] else ""
 
 
 def _check_parts(
@@ -600,13 +594,11 @@ def _read(folder: pathlib.Path, stored: list[Saved], wanted: list[Entry]) -> Ite
 
 def _placed(value: Any, like: Any, key_impl: str | None) -> Any:
     """Converts a value to the type, device and sharding of `like`."""
-    if key_impl is None:
-        return place_like(value.astype(like.dtype) if str(like.dtype) in _WIDENED else value, like)
-    sharding = committed_sharding(like)
-    # If there is a sharding, wrap the key in a compiled function, because `jax.device_put` cannot
-    # place keys on devices of other processes.
-    wrap: Any = functools.partial(jax.random.wrap_key_data, impl=key_impl)
-    return wrap(value) if sharding is None else jax.jit(wrap, out_shardings=sharding)(value)
+    if key_impl is not None:
+        # JAX can place the data of a key on devices of other processes, but not the key itself.
+        numbers = jax.device_put(value, committed_sharding(like))
+        return jax.random.wrap_key_data(numbers, impl=key_impl)
+    return place_like(value.astype(like.dtype) if str(like.dtype) in _WIDENED else value, like)
 
 
 def place_like(value: Any, like: Any) -> Any:

@@ -111,16 +111,16 @@ def _update_if(
     leaves, treedef, befores = found
     olds = [*befores.values()]
     chosen = functools.partial(_select_early, condition, program, olds)
-    if not is_sharded and all(map(_has_type, olds, program.out_avals)):
+    are_alike = all(
+        is_array(old) and (old.shape, old.dtype) == (aval.shape, aval.dtype)
+        for old, aval in zip(olds, program.out_avals, strict=True)
+    )
+    if are_alike and not is_sharded:
         branch = functools.partial(lax.cond, condition, jaxpr_as_fun(program), lambda: olds)
         chosen = functools.partial(lax.platform_dependent, cpu=branch, default=chosen)
     for at, leaf in zip(befores, chosen(), strict=True):
         leaves[at] = leaf
     return treedef.unflatten(leaves)
-
-
-def _has_type(leaf: Any, aval: Any) -> bool:
-    return is_array(leaf) and (leaf.shape, leaf.dtype) == (aval.shape, aval.dtype)
 
 
 def _select_early(condition: Bool[Array, ""], program: ClosedJaxpr, olds: list[Any]) -> list[Any]:

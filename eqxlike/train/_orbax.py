@@ -233,8 +233,9 @@ def write(
     """Starts to write a checkpoint. Orbax then deletes checkpoints that need not be kept."""
     args, is_score = orbax().args, score is not None and math.isfinite(score)
     _join_at_exit()
-    # `_NO_ARRAYS` is needed, because Orbax does not write an empty tree.
-    items = {MANIFEST: args.JsonSave(manifest), ARRAYS: args.PyTreeSave(arrays or _NO_ARRAYS)}
+    # Orbax does not write an empty tree.
+    arrays = arrays or {"none": np.zeros(1)}
+    items = {MANIFEST: args.JsonSave(manifest), ARRAYS: args.PyTreeSave(arrays)}
     metrics = {"score": float(score or 0) if is_score else None}
     # The user's `jax.transfer_guard` should stop accidental transfers. The transfers here are
     # intended, so allow them.
@@ -243,9 +244,6 @@ def write(
         manager = open_manager(path.parent, writes=True, **kept)
         manager.save(step, args=args.Composite(**items), metrics=metrics, force=True)
     return Saving(path, manager)
-
-
-_NO_ARRAYS = {"none": np.zeros(1)}
 
 
 def open_manager(
@@ -362,7 +360,6 @@ class Saving:
             if not self._is_over:
                 try:
                     with _with_path_in_errors(self.path):
-                        self._manager.wait_until_finished()
                         self._manager.close()
                 except Exception as error:
                     self._error = error

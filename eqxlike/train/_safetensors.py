@@ -20,7 +20,7 @@ from ..extend import NamedLeaf, committed_sharding, is_on_cpu, named_leaves
 from ._checkpoints import place_like
 from ._checks import check_not_deleted
 from ._stored import (
-    SUPPORTED,
+    CODES,
     Entry,
     Names,
     Source,
@@ -178,7 +178,9 @@ def import_safetensors(
     reader = Reader(entries, stored, is_ignored, dtype == "like", remedy)
     found = [reader.find(leaf) for leaf in leaves]
     if strict:
-        reader.refuse_unused()
+        remedy = "" if OTHER_NAMES in reader.remedies else IGNORE
+        for name in reader.unused():
+            reader.note(f"{name} is in the file, but not in the model", remedy)
     reader.raise_if_unfit(path)
     new = [reader.read(leaf, rows) for leaf, rows in zip(leaves, found, strict=True)]
     reader.raise_if_unfit(path)
@@ -189,7 +191,7 @@ def _checked_leaves(model: PyTree, taker: str) -> list[NamedLeaf]:
     """Checks the names and dtypes of the arrays of a model. Returns the leaves with their names."""
     leaves = named_leaves(model)
     for each in leaves:
-        if each.rows and dtype_name(each.leaf) not in SUPPORTED:
+        if each.rows and dtype_name(each.leaf) not in CODES:
             raise TypeError(
                 f"{taker}: safetensors does not support {each.leaf.dtype}, the dtype of "
                 f"model{jtu.keystr(each.path)}. Cast the array, or remove it from the model."
@@ -265,7 +267,7 @@ class Reader:
     def _find_row(self, ours: str, leaf: Any, rows: Rows, stored: Stored | None) -> Found | None:
         if stored is None:
             if isinstance(leaf, jax.ShapeDtypeStruct):
-                self._note(f"{ours} has no name in `names` and no values in `model_like`")
+                self.note(f"{ours} has no name in `names` and no values in `model_like`")
             return None
         if missing := [name for name in stored.names if name not in self.entries]:
             is_optional = self.is_ignored(ours) or all(map(self.is_ignored, missing))
@@ -275,24 +277,24 @@ class Reader:
                 # Search for similar names only if there are few problems, because a search takes
                 # milliseconds.
                 is_few = len(self.problems) < _MAX_NEAREST
-                near = ", ".join(nearest(missing, self._unused())) if is_few else ""
+                near = ", ".join(nearest(missing, self.unused())) if is_few else ""
                 near = near and f", nearest: {near}"
-                self._note(f"{ours}{theirs} is missing{near}", self.remedy_for_names)
+                self.note(f"{ours}{theirs} is missing{near}", self.remedy_for_names)
             return None
         entries = [self.entries[name] for name in stored.names]
         files = ", ".join(dict.fromkeys(entry.path.name for entry in entries))
         where = f"{ours} ({', '.join(stored.names)} in {files})"
-        if unknown := [each.dtype for each in entries if each.dtype not in SUPPORTED]:
-            self._note(f"{where} has dtype {unknown[0]}, which JAX does not support")
+        if unknown := [each.dtype for each in entries if each.dtype not in CODES]:
+            self.note(f"{where} has dtype {unknown[0]}, which JAX does not support")
         elif stored.load is None and len(entries) > 1:
-            self._note(f"{where} has several names in `names` but no `load`")
+            self.note(f"{where} has several names in `names` but no `load`")
         else:
             for entry in entries:
                 view = np.broadcast_to(np.empty((), jnp.dtype(entry.dtype)), entry.shape)
                 try:
                     view = stored.view(view)
                 except ValueError as error:
-                    self._note(f"{where}, of shape {entry.shape}, {error}")
+                    self.note(f"{where}, of shape {entry.shape}, {error}")
                     continue
                 if stored.load is None:
                     self._check_fit(where, leaf, rows, view)
@@ -319,7 +321,7 @@ class Reader:
                     is_cast = new.dtype.kind in "iu" and new.dtype != out.dtype
                     if is_cast and (out[at] != new).any() and (source := found[rows]):
                         problem = f"has integers that {like.dtype} cannot represent"
-                        self._note(f"{source.where} {problem}")
+                        self.note(f"{source.where} {problem}")
             return out
 
         sharding = committed_sharding(like)
@@ -351,7 +353,7 @@ class Reader:
         text = f"{where} is {dtype} of shape {array.shape}, but {expected} of shape {shape} is"
         if _without_ones(array.shape) != _without_ones(shape):
             is_transposed = array.ndim > 1 and array.swapaxes(-1, -2).shape == shape
-            self._note(
+            self.note(
                 f"{text} expected",
                 "Read transposed weights with `train.Stored(name, transpose=True)`"
                 if is_transposed
@@ -364,17 +366,11 @@ class Reader:
             if not (self.casts and is_castable):
                 cast = 'Pass `dtype="like"` to cast'
                 convert = "Convert arrays with `train.Stored(name, load=function)`"
-                self._note(f"{text} expected", cast if is_castable else convert)
+                self.note(f"{text} expected", cast if is_castable else convert)
         is_numpys = isinstance(leaf, np.ndarray | np.generic)
         if not is_numpys and jax.dtypes.canonicalize_dtype(leaf.dtype) != leaf.dtype:
             flag = "`jax.config.update('jax_enable_x64', True)`"
-            self._note(f"{where} must be {expected}, which JAX supports only with {flag}")
-
-    def refuse_unused(self) -> None:
-        """Adds a problem for each array of the file that is not in the model."""
-        remedy = "" if OTHER_NAMES in self.remedies else IGNORE
-        for name in self._unused():
-            self._note(f"{name} is in the file, but not in the model", remedy)
+            self.note(f"{where} must be {expected}, which JAX supports only with {flag}")
 
     def raise_if_unfit(self, source: Source) -> None:
         """Raises `ValueError` with all problems if there is a problem."""
@@ -384,11 +380,11 @@ class Reader:
             remedies = "".join(f" {remedy}." for remedy in self.remedies if remedy)
             raise ValueError(f"{where} does not fit `model_like`: {problems}.{remedies}")
 
-    def _note(self, problem: str, remedy: str = "") -> None:
+    def note(self, problem: str, remedy: str = "") -> None:
         self.problems.append(problem)
         self.remedies[remedy] = None
 
-    def _unused(self) -> list[str]:
+    def unused(self) -> list[str]:
         return [n for n in self.entries if n not in self.used and not self.is_ignored(n)]
 
 
@@ -489,7 +485,7 @@ def _writing(name: str, parts: list[_Part]) -> Writing | str:
     if len(held) > bounds[2]:
         return f"{ours} have the same name in the file, {name}"
     shapes, dtypes = zip(*(part.shape_and_dtype() for part in parts), strict=True)
-    if len(set(dtypes)) > 1 or dtypes[0] not in SUPPORTED:
+    if len(set(dtypes)) > 1 or dtypes[0] not in CODES:
         names = ", ".join(dtypes)
         return f"{name} is made of {ours}, which have different or unsupported dtypes: {names}"
     try:

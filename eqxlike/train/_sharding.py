@@ -562,20 +562,12 @@ def _as_rules(rules: Mapping[Which, Split] | Sequence[tuple[Which, Split]] | Spl
         rules = {"**": rules}
     pairs: list[Any] = list(rules.items() if isinstance(rules, Mapping) else rules)
     for pair in pairs:
-        if not (isinstance(pair, tuple) and len(pair) == 2):
+        which, split = pair if isinstance(pair, tuple) and len(pair) == 2 else (None, None)
+        is_pattern = isinstance(which, str) or callable(which)
+        if not is_pattern or not (isinstance(split, PartitionSpec) or callable(split)):
             raise TypeError(
-                f"Sharding: a rule must be a pair of a pattern and a PartitionSpec, got {pair!r}."
-            )
-        which, split = pair
-        if not (isinstance(which, str) or callable(which)):
-            raise TypeError(
-                "Sharding: a pattern must be a string or a function of path and leaf, got "
-                f"{which!r}."
-            )
-        if not (isinstance(split, PartitionSpec) or callable(split)):
-            raise TypeError(
-                f"Sharding: the rule for {which!r} must be a jax.sharding.PartitionSpec, or a "
-                f"function of path and leaf that returns one; got {split!r}."
+                "Sharding: a rule must be a pair of a pattern and a PartitionSpec. Functions of "
+                f"path and leaf may replace the string or the PartitionSpec; got {pair!r}."
             )
     return tuple(pairs)
 

@@ -298,8 +298,7 @@ _DTYPES = {
     **{f"I{size}": f"int{size}" for size in (8, 16, 32, 64)},
     **{f"U{size}": f"uint{size}" for size in (8, 16, 32, 64)},
 }
-_CODES = {name: code for code, name in _DTYPES.items()}
-SUPPORTED = set(_CODES)
+CODES = {name: code for code, name in _DTYPES.items()}
 
 
 def dtype_name(array: Any) -> str:
@@ -461,7 +460,7 @@ def _write(file: Any, arrays: Mapping[str, Writing], metadata: Mapping[str, str]
     end = 0
     for name, array in order:
         begin, end = end, end + array.num_bytes
-        entry = {"dtype": _CODES[array.dtype], "shape": array.shape, "data_offsets": (begin, end)}
+        entry = {"dtype": CODES[array.dtype], "shape": array.shape, "data_offsets": (begin, end)}
         header[name] = entry
     content = json.dumps(header, ensure_ascii=False).encode()
     content += b" " * (-len(content) % 8)

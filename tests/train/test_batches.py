@@ -67,10 +67,13 @@ def test_bad_data_and_settings_are_refused_immediately():
         ((ARRAY, 6), "at most 5, the number of examples, got 6"),
         ((ARRAY, 2, -1), seed),
         ((ARRAY, 2, None), seed),
-        (({"x": np.zeros(5), "y": np.zeros(4)}, 2), r"one length, got \['x'\] 5, \['y'\] 4"),
+        (
+            ({"x": np.zeros(5), "y": np.zeros(4)}, 2),
+            r"one length, .*\(5,\), \['y'\] of shape \(4,\)",
+        ),
         (((), 1), "at least one"),
-        (((np.float32(1),), 1), r"leading axis of examples; \[0\] has shape \(\)"),
-        ((np.zeros(0), 1), "at least one example, got arrays of length 0"),
+        (((np.float32(1),), 1), r"leading axis of examples, .*got \[0\] of shape \(\)"),
+        ((np.zeros(0), 1), r"at least one example; got arrays of shape \(0,\)"),
         (((ARRAY, POISONED), 2), r"2 NaN or infinite values in \[1\], .* index \(3, 1\)"),
         # NumPy does not know this dtype.
         ((jnp.array([0, 1, jnp.nan], jnp.bfloat16), 2), r"1 NaN or infinite .* arrays, .* \(2,\)"),

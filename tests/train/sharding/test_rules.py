@@ -70,10 +70,10 @@ def test_invalid_rules_are_refused_with_the_path(model):
 
 
 def test_bad_arguments_of_sharding_are_refused():
-    pair = "a pair of a pattern and a PartitionSpec, got"
+    pair = r"a pair of a pattern and a PartitionSpec\. .*got"
     for mesh, rules, error, message in [
-        (MESH, {"**": "data"}, TypeError, r"rule for '\*\*' must be a jax.sharding.Part"),
-        (MESH, {3: P()}, TypeError, "a pattern must be a string or a function .* got 3"),
+        (MESH, {"**": "data"}, TypeError, rf"{pair} \('\*\*', 'data'\)"),
+        (MESH, {3: P()}, TypeError, rf"{pair} \(3, "),
         (MESH, ["**"], TypeError, rf"{pair} '\*\*'"),
         (MESH, [("**", P(), 1)], TypeError, pair),
         (jax.devices, {}, TypeError, "expected a jax.sharding.Mesh, such as jax.make_mesh ret"),
