@@ -4,7 +4,7 @@ Modules that you can use in a training loop of your own, in reading order:
 
 - `_state`: `TrainState`, the input and output of a step; the loss scale of float16; the signatures
   that a loss may have.
-- `_step`: `make_step`. `_guards`: checks for NaN and infinity. `_ema`: averaged parameters.
+- `_step`: `make_step`, and `EMA`, averaged parameters. `_guards`: checks for NaN and infinity.
 - `_batches`: minibatches, repetition, prefetching. `_batches_from`: batches from the data loaders
   of other libraries.
 - `_metrics`: metrics, and `make_evaluate`, which computes metrics of a model over batches.
@@ -13,8 +13,7 @@ Modules that you can use in a training loop of your own, in reading order:
 Modules for the loop of eqxlike, `fit`:
 
 - `_fit`: `fit`, its schedule, and the number of steps in one call.
-- `_run`: `Run`, the state of a training run that callbacks see, and calls of the step.
-  `_flat_steps`: compiles these calls.
+- `_run`: `Run`, the state of a training run that callbacks see, and compiled calls of the step.
 - `_batch_iterator`: batches for one call of the step.
 - `_callbacks`: the base class, checkpoints and early stopping. `_logging`: callbacks that log.
 
@@ -42,7 +41,6 @@ from ._checkpoints import CheckpointFolder as CheckpointFolder
 from ._checkpoints import Restored as Restored
 from ._checkpoints import restore as restore
 from ._checkpoints import save as save
-from ._ema import EMA as EMA
 from ._fit import FitResult as FitResult
 from ._fit import fit as fit
 from ._guards import all_finite as all_finite
@@ -64,6 +62,7 @@ from ._sharding import fsdp as fsdp
 from ._sharding import shard as shard
 from ._state import DynamicLossScale as DynamicLossScale
 from ._state import TrainState as TrainState
+from ._step import EMA as EMA
 from ._step import make_step as make_step
 from ._stored import Stored as Stored
 
