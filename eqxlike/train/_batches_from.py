@@ -161,8 +161,9 @@ class LoadedBatches(Iterator[Any]):
         for owner in (self._opened, getattr(self._opened, "sampler", None)):
             if callable(set_epoch := getattr(owner, "set_epoch", None)):
                 set_epoch(self._epoch)
-        generator = _generator_of(self._opened)
-        if generator is not None:
+        generator: Any = getattr(self._opened, "generator", None)
+        if hasattr(generator, "set_state"):
+            # This is a torch `DataLoader` with a random generator of its own.
             if seed is not None:
                 generator.set_state(_decoded(json.loads(seed)))
             self._seed = json.dumps(generator.get_state(), default=_encoded)
@@ -205,12 +206,6 @@ def _saved_state(*owners: Any) -> str | None:
                 return json.dumps(state() if callable(state) else state, default=_encoded)
             break
     return None
-
-
-def _generator_of(source: Any) -> Any:
-    """The random generator of a torch `DataLoader`, or `None`."""
-    generator = getattr(source, "generator", None)
-    return generator if hasattr(generator, "set_state") else None
 
 
 def _shuffles_unseeded(source: Any) -> bool:
@@ -338,11 +333,8 @@ def _with_columns(batch: Any, columns: tuple[str, ...]) -> dict[str, Any]:
 
 def _checked(batch: Any) -> Any:
     """Converts numbers to arrays. Raises `TypeError` if a leaf is neither a number nor an array."""
-
-    def as_array(leaf: Any) -> Any:
-        return np.asarray(leaf) if isinstance(leaf, bool | int | float | complex) else leaf
-
-    batch = jtu.tree_map(as_array, batch)
+    is_number = lambda leaf: isinstance(leaf, bool | int | float | complex)  # noqa: E731
+    batch = jtu.tree_map(lambda leaf: np.asarray(leaf) if is_number(leaf) else leaf, batch)
     paths = [
         f"batch{jtu.keystr(path)}, a {type(leaf).__name__}"
         for path, leaf in jtu.tree_leaves_with_path(batch)

@@ -241,8 +241,6 @@ def make_evaluate(
     ['accuracy']
     """
     check_callable(measure, "measure(model, batch)", "make_evaluate")
-    if sharding is not None:
-        check_sharding(sharding, "make_evaluate")
     if isinstance(batches, Minibatches) or is_array(batches) or is_foreign(batches):
         problem = "never end" if isinstance(batches, Minibatches) else "are one array"
         raise TypeError(
@@ -250,6 +248,7 @@ def make_evaluate(
             "list, such as `[arrays]` for a single batch."
         )
     if sharding is not None:
+        check_sharding(sharding, "make_evaluate")
         measure = measure_sharded(measure, sharding)
     measured = filter_jit(_as_means(measure))
 
@@ -272,12 +271,11 @@ def make_evaluate(
             try:
                 means = measured(weight, *models, batch)
             except Exception as error:
-                is_tuple = isinstance(fresh, tuple) and all(map(is_array, fresh))
-                if is_tuple or isinstance(fresh, Mapping):
-                    what = "tuple of arrays" if is_tuple else "mapping"
+                is_arrays = isinstance(fresh, tuple) and all(map(is_array, fresh))
+                if is_arrays or isinstance(fresh, Mapping):
                     error.add_note(
-                        f"make_evaluate got a {what} as `batches` and uses each entry as a batch. "
-                        "If it is one batch, pass `[batch]`."
+                        f"make_evaluate uses each entry of `batches`, a {type(fresh).__name__}, as "
+                        "a batch. If it is one batch, pass `[batch]`."
                     )
                 raise
             totals = _merge(totals, means) if totals else means
