@@ -9,24 +9,12 @@ import jax
 import jax.export
 import jax.tree_util as jtu
 
-from .. import Module
+from .. import Module, extend
 from .._check_numbers import whole_number
 from .._programs import departures
 from .._traceback import hide_our_frames
 from .._version import __version__
-from ..extend import (
-    ArrayForm,
-    Node,
-    Tree,
-    check_callable,
-    described,
-    from_plain,
-    is_array_or_struct,
-    listed,
-    root_node,
-    split,
-    to_plain,
-)
+from ..extend import ArrayForm, Node, Tree, is_array_or_struct, listed, split
 from ._exported import Exported, from_parts, need_flatbuffers
 from ._file import Header, check_keys, describe_arguments, lost_in
 
@@ -190,12 +178,12 @@ def export(
         (5, 2)
     """
     need_flatbuffers("export")
-    check_callable(function, "export")
+    extend.check_callable(function, "export")
     platforms = _checked_platforms(platforms)
     vjp_order = whole_number(vjp_order, "vjp_order", least=0)
     parameters = _parameters(function, args)
     arrays, rest = split(args, is_array_or_struct)
-    root = root_node(parameters, described(args).node.children)
+    root = extend.root_node(parameters, extend.described(args).node.children)
     check_keys(root, "")
     structs = _structs(root, arrays, args, dynamic)
     inputs = Tree(root, tuple(map(ArrayForm.of, structs)))
@@ -214,7 +202,7 @@ def export(
         hide_our_frames(error)
         raise
     _refuse_calls(name, list(departures(jaxpr)))
-    output = Tree(described(outputs[-1]).node, tuple(map(ArrayForm.of, jaxpr.out_avals)))
+    output = Tree(extend.described(outputs[-1]).node, tuple(map(ArrayForm.of, jaxpr.out_avals)))
     check_keys(output.node, "output")
     if lost := list(lost_in(output.node, "output")):
         raise TypeError(
@@ -230,8 +218,8 @@ def export(
         raise
     header = Header(
         name=name,
-        inputs=from_plain(to_plain(inputs)),
-        outputs=from_plain(to_plain(output)),
+        inputs=extend.from_plain(extend.to_plain(inputs)),
+        outputs=extend.from_plain(extend.to_plain(output)),
         platforms=platforms,
         vjp_order=vjp_order,
         calling_convention_version=exported.calling_convention_version,

@@ -19,19 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from .. import is_array
-from ..extend import (
-    ArrayForm,
-    Node,
-    Tree,
-    describe,
-    describe_by_text,
-    flatten,
-    from_plain,
-    key_of,
-    open_to_replace,
-    to_plain,
-)
+from .. import extend, is_array
+from ..extend import ArrayForm, Node, Tree, describe, flatten, key_of
 
 FORMAT = 1
 _MAGIC = b"eqxlike.export "
@@ -68,9 +57,9 @@ class Header:
 
         **Raises:** `OSError` if the file cannot be written.
         """
-        trees = {"inputs": to_plain(self.inputs), "outputs": to_plain(self.outputs)}
+        trees = {"inputs": extend.to_plain(self.inputs), "outputs": extend.to_plain(self.outputs)}
         content = json.dumps({"format": FORMAT} | vars(self) | trees).encode() + b"\n" + program
-        with open_to_replace(path) as file:
+        with extend.open_to_replace(path) as file:
             file.write(_MAGIC + _checksum(content) + b"\n" + content)
 
 
@@ -108,7 +97,7 @@ def _checksum(content: bytes) -> bytes:
 
 def _header_from(plain: dict[str, Any]) -> Header:
     """Builds the header from JSON data. Raises an error of any type if the data are invalid."""
-    read: dict[str, Any] = {name: from_plain(plain[name]) for name in ("inputs", "outputs")}
+    read: dict[str, Any] = {name: extend.from_plain(plain[name]) for name in ("inputs", "outputs")}
     read |= {name: int(plain[name]) for name in ("vjp_order", "calling_convention_version")}
     read["platforms"] = tuple(map(str, plain["platforms"]))
     read["versions"] = {name: str(version) for name, version in plain["versions"].items()}
@@ -144,7 +133,7 @@ def given_tree(tree: Any) -> Tree:
 
 
 def _describe_given(value: Any, _: Any = None, *, of_node: bool = False) -> Node:
-    node = describe_by_text(value, of_node=of_node)
+    node = extend.describe_by_text(value, of_node=of_node)
     if isinstance(value, int | float | complex | np.generic):
         node.value = (value,)
     return node

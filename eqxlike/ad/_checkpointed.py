@@ -187,14 +187,13 @@ class _Program:
         total = sum(made)
         # `kept[i]`: the bytes to store for a cut before step `i`, that is, the size of all values
         # that are computed before the cut and used after the cut.
-        kept, alive, dying = [], 0, [0] * (len(self.steps) + 2)
+        changes = [0] * (len(self.steps) + 2)
         for number, step in enumerate(self.steps):
-            alive -= dying[number]
-            kept.append(alive)
             for name in step.outputs:
                 if last_use.get(name, -1) > number:
-                    alive += self.sizes[name]
-                    dying[min(last_use[name] + 1, len(self.steps) + 1)] += self.sizes[name]
+                    changes[number + 1] += self.sizes[name]
+                    changes[last_use[name] + 1] -= self.sizes[name]
+        kept = list(itertools.accumulate(changes))[: len(self.steps)]
         if len(self.steps) < 4 or not total:
             return []
         # k segments need `k * typical + total / k` bytes. `num_segments` minimises this number.

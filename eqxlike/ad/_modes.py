@@ -204,7 +204,19 @@ class Reverse(Mode):
         return Forward().jvp(function, arrays, tangents)
 
 
-class Forward(Mode):
+class _OfDirections(Mode):
+    """Base class of the modes that compute a derivative along each direction of the inputs."""
+
+    def value_and_grad(self, function: OfArrays, arrays: Arrays) -> ValueAndGrad:
+        def as_list(arrays: Arrays) -> tuple[Arrays, Arrays]:
+            value, aux = function(arrays)
+            return [value], aux
+
+        (value,), aux, (gradient,) = self.jacobian(as_list, arrays)
+        return (value, aux), gradient
+
+
+class Forward(_OfDirections):
     """Forward mode of JAX: one Jacobian-vector product for each number in the inputs.
 
     Forward mode saves no intermediate values, and makes one pass for each number in the inputs. Use
@@ -231,14 +243,6 @@ class Forward(Mode):
     def __check_init__(self):
         if self.chunk is not None:
             whole_number(self.chunk, "Forward: chunk")
-
-    def value_and_grad(self, function: OfArrays, arrays: Arrays) -> ValueAndGrad:
-        def as_list(arrays: Arrays) -> tuple[Arrays, Arrays]:
-            value, aux = function(arrays)
-            return [value], aux
-
-        (value,), aux, (gradient,) = self.jacobian(as_list, arrays)
-        return (value, aux), gradient
 
     def jvp(self, function: OfArrays, arrays: Arrays, tangents: Arrays) -> Arrays:
         _, directions, _ = jax.jvp(function, (arrays,), (tangents,), has_aux=True)
@@ -450,7 +454,7 @@ def _unit_tangents(arrays: Arrays, index: Int[Array, ""]) -> Arrays:
 _WEIGHTS = {2: {1: 1 / 2}, 4: {1: 2 / 3, 2: -1 / 12}}
 
 
-class FiniteDifference(Mode):
+class FiniteDifference(_OfDirections):
     """Central finite differences.
 
     Finite differences only evaluate the function. So they can check derivative rules, and
@@ -492,11 +496,6 @@ class FiniteDifference(Mode):
         if self.step is not None:
             positive_number(self.step, "FiniteDifference: step")
 
-    def value_and_grad(self, function: OfArrays, arrays: Arrays) -> ValueAndGrad:
-        value, aux = function(arrays)
-        derivatives = self._derivatives(lambda arrays: [function(arrays)[0]], arrays, [value])
-        return (value, aux), gradients_of(derivatives[0], arrays)
-
     def vjp(self, function: OfArrays, arrays: Arrays) -> tuple[Arrays, Pullback, Arrays]:
         outputs, aux = function(arrays)
 
@@ -504,10 +503,7 @@ class FiniteDifference(Mode):
             # Take the differences before the dot product. In the dot product, rounding of a large
             # output would hide the difference of a small output.
             derivatives = self._derivatives(
-                lambda arrays: function(arrays)[0],
-                arrays,
-                outputs,
-                lambda found: [real_dot(found, cotangents)],
+                function, arrays, outputs, lambda found: [real_dot(found, cotangents)]
             )
             return gradients_of(derivatives[0], arrays)
 
@@ -524,16 +520,16 @@ class FiniteDifference(Mode):
         ]
         h = jnp.stack(to_widest(reach)).min()
         h = jnp.where(jnp.isfinite(h), h, 1)
-        return self._difference(lambda arrays: function(arrays)[0], arrays, tangents, h)
+        return self._difference(function, arrays, tangents, h)
 
     def jacobian(self, function: OfArrays, arrays: Arrays) -> tuple[Arrays, Arrays, list[Arrays]]:
         outputs, aux = function(arrays)
-        derivatives = self._derivatives(lambda arrays: function(arrays)[0], arrays, outputs)
+        derivatives = self._derivatives(function, arrays, outputs)
         return outputs, aux, [gradients_of(each, arrays) for each in derivatives]
 
     def _derivatives(
         self,
-        function: Any,
+        function: OfArrays,
         arrays: Arrays,
         outputs: Arrays,
         weigh: Callable[[Arrays], Arrays] = list,
@@ -556,15 +552,11 @@ class FiniteDifference(Mode):
         return along_directions(along, arrays, 1)
 
     def _difference(
-        self, function: Any, arrays: Arrays, tangents: Arrays, h: Float[Array, ""]
+        self, function: OfArrays, arrays: Arrays, tangents: Arrays, h: Float[Array, ""]
     ) -> Arrays:
         def moved(by: Float[Array, ""]) -> Arrays:
-            return function(
-                [
-                    array + tangent * by.astype(array.dtype)
-                    for array, tangent in zip(arrays, tangents, strict=True)
-                ]
-            )
+            pairs = zip(arrays, tangents, strict=True)
+            return function([array + along * by.astype(array.dtype) for array, along in pairs])[0]
 
         terms = [
             [(above - below) * w for above, below in zip(moved(k * h), moved(-k * h), strict=True)]

@@ -10,21 +10,9 @@ from typing import Any, Literal, ParamSpec, TypeVar, overload
 
 import jax.tree_util as jtu
 
-from .. import field
+from .. import extend, field
 from .._traceback import is_of_user
-from ..extend import (
-    MISSING,
-    BoundMethod,
-    History,
-    Trace,
-    Wrapper,
-    check_on_retrace,
-    compare_traces,
-    listen_to_traces,
-    react_to_trace,
-    trace_of,
-    traces_compared_with,
-)
+from ..extend import MISSING, BoundMethod, History, Trace, Wrapper
 from ..extend import RetraceError as RetraceError
 from ..extend import RetraceWarning as RetraceWarning
 from ..extend import TraceDifference as TraceDifference
@@ -161,10 +149,10 @@ class _AssertMaxTraces(Wrapper):
             own = self.fn.__self__ if isinstance(self.fn, BoundMethod) else self.fn
             named = {} if jtu.all_leaves([own]) else {"self": own}
             named |= arguments_by_name(self.fn, args, kwargs)[0]
-            trace = trace_of(self.fn, named, number)
+            trace = extend.trace_of(self.fn, named, number)
             if number > limit:
                 earlier = self.tag.traces.copy()
-                compare_traces(trace, earlier)
+                extend.compare_traces(trace, earlier)
                 raise RuntimeError(
                     f"`{trace.function}` can only be traced {limit} times, and this is trace "
                     f"{number}. {trace.explain() if earlier else 'No trace was allowed.'}"
@@ -219,7 +207,7 @@ def explain_retraces(
         >>> retraces[0].differences[0].path
         "batch['x']"
     """
-    check_on_retrace(on_retrace, "explain_retraces")
+    extend.check_on_retrace(on_retrace, "explain_retraces")
     retraces: list[Trace] = []
     # The keys identify the source lines of functions. The values are the latest traces of the
     # functions at these lines, each with the serial number of its function.
@@ -233,12 +221,12 @@ def explain_retraces(
             earlier = seen.setdefault(history.definition, collections.deque(maxlen=_MAX_CALLS))
             if reported is None and earlier:
                 own = [each for each, serial in earlier if serial == history.serial]
-                reported = traces_compared_with(trace, own, number=earlier[-1][0].number + 1)
+                reported = extend.traces_compared_with(trace, own, number=earlier[-1][0].number + 1)
             earlier.append((reported or trace, history.serial))
         if reported is not None:
             retraces.append(reported)
             del retraces[:-_MAX_TRACES]
-            react_to_trace(on_retrace, reported)
+            extend.react_to_trace(on_retrace, reported)
 
-    with listen_to_traces(listen):
+    with extend.listen_to_traces(listen):
         yield retraces
