@@ -169,10 +169,8 @@ def arrays_in(expected: Tree, given: Tree, path: str) -> Iterator[tuple[ArrayFor
                 f"exported; it is {describe_other(given)}. To vary it, export it as an array."
             )
         return
-    parts, others = (
-        list(expected.parts()),
-        {key_of(name): (name, part) for name, part in given.parts()},
-    )
+    parts = list(expected.parts())
+    others = {key_of(name): (name, part) for name, part in given.parts()}
     if node.kind == "namedtuple" and given_node.kind == "tuple" and len(parts) == len(others):
         others = {
             key_of(name): other for (name, _), other in zip(parts, others.values(), strict=True)

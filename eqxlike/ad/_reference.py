@@ -228,35 +228,36 @@ def reference_gradient(problem: GradientProblem, mode: Mode) -> Reference:
     - `ValueError` if the gradient cannot be computed or is not finite.
     - `ValueError` if the function draws other random numbers in double precision.
     """
-    why, cause, gradients, wide = "", None, [], problem
+
+    def error(why: str) -> ValueError:
+        return ValueError(
+            f"`ad.compare`: The reference, {format_mode(mode)}, {why} Pass another `reference`, "
+            "such as `ad.Reverse()`, or `reference=None`."
+        )
+
     try:
         wide = _in_float64(problem)
         gradients = _gradients_by(mode, wide, wide.arrays)
         with jax.enable_x64(True):
             bits = _bits_drawn(wide)
-        if bits != _bits_drawn(problem):
-            why = (
-                "is computed in float64, where the function draws other random numbers, because "
-                "`jax.random` uses more bits. Draw them outside of the function, or pass their "
-                "dtype, such as `jax.random.normal(key, shape, jnp.float32)`."
-            )
-    except Exception as error:
-        cause = error
-        why = f"has no gradient in float64: {format_exception(error)}\n"
-        why += "(The arguments are cast to float64; arrays that a plain function closes over are "
-        why += "not.)"
+    except Exception as cause:
+        raise error(
+            f"has no gradient in float64: {format_exception(cause)}\n(The arguments are cast to "
+            "float64; arrays that a plain function closes over are not.)"
+        ) from cause
+    if bits != _bits_drawn(problem):
+        raise error(
+            "is computed in float64, where the function draws other random numbers, because "
+            "`jax.random` uses more bits. Draw them outside of the function, or pass their "
+            "dtype, such as `jax.random.normal(key, shape, jnp.float32)`."
+        )
     for index, gradient in enumerate(gradients):
         if num_bad := int(np.sum(~np.isfinite(gradient))):
-            why = why or (
+            raise error(
                 f"is not finite in float64: {num_bad} of the {gradient.size} derivatives with "
                 f"respect to {problem.path_of(index)}. Check that the function is smooth and "
                 "defined near these arguments."
             )
-    if why:
-        raise ValueError(
-            f"`ad.compare`: The reference, {format_mode(mode)}, {why} Pass another `reference`, "
-            "such as `ad.Reverse()`, or `reference=None`."
-        ) from cause
     return Reference(gradients, mode, problem, wide)
 
 
