@@ -23,7 +23,7 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
 from ..._module import Module
 from ..._partition import ARRAY, GuardWriter, Structure, concrete_array_types, flatten
@@ -103,18 +103,6 @@ def weak_fast_path(compiled: Any) -> FastPath:
 # --- Arrays in attributes of a static argument, such as the instance of a plain class ---
 
 
-class _Watched(NamedTuple):
-    """An attribute of a static argument that held an array at the time of the trace."""
-
-    holder: Any
-    attributes: dict[str, Any]
-    name: str
-    array: Any
-
-    def is_current(self) -> bool:
-        return self.attributes.get(self.name) is self.array
-
-
 class WatchedArrays:
     """The arrays in attributes of static arguments, at the time of the trace.
 
@@ -130,8 +118,10 @@ class WatchedArrays:
 
     def __init__(self, name: str, static: Iterable[Any]):
         self._name = name
+        # Each entry has the `__dict__` of an object, the name of an attribute, the array in it, and
+        # the name of the object's class.
         self._watched = [
-            _Watched(each, attributes, attribute, value)
+            (attributes, attribute, value, type(each).__name__)
             for each in static
             if not isinstance(each, Module | type)
             and type(attributes := getattr(each, "__dict__", None)) is dict
@@ -145,25 +135,24 @@ class WatchedArrays:
     def are_current(self) -> bool:
         """Returns `True` if all attributes still hold the same arrays."""
         # This runs in each call, and a loop takes half the time of `all`.
-        for _, attributes, name, array in self._watched:  # noqa: SIM110
+        for attributes, name, array, _ in self._watched:  # noqa: SIM110
             if attributes.get(name) is not array:
                 return False
         return True
 
     def warn_of_changes(self) -> None:
         """Warns once for each attribute that no longer holds the same array."""
-        changed = [each for each in self._watched if not each.is_current()]
-        if changed:
-            self._watched = [each for each in self._watched if each.is_current()]
-        for watched in changed:
-            type_name = type(watched.holder).__name__
-            warnings.warn(
-                f"`{type_name}.{watched.name}` held an array when `{self._name}` was traced, and "
-                f"has been assigned since. A {type_name} is not a Module: it is static, "
-                "compared by identity, and the compiled function still uses the old array. Make "
-                "it an `eqxlike.Module`, or pass the array as an argument.",
-                stacklevel=stacklevel_of_user(),
-            )
+        watched = self._watched
+        self._watched = [each for each in watched if each[0].get(each[1]) is each[2]]
+        for attributes, name, array, type_name in watched:
+            if attributes.get(name) is not array:
+                warnings.warn(
+                    f"`{type_name}.{name}` held an array when `{self._name}` was traced, and "
+                    f"has been assigned since. A {type_name} is not a Module: it is static, "
+                    "compared by identity, and the compiled function still uses the old array. "
+                    "Make it an `eqxlike.Module`, or pass the array as an argument.",
+                    stacklevel=stacklevel_of_user(),
+                )
 
 
 # --- JAX's warnings about unusable donated buffers, which are hidden while a call traces ---

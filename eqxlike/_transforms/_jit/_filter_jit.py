@@ -56,6 +56,7 @@ from .._signatures import (
     JitOptions,
     Method,
     Output,
+    TransformedFunction,
     optional_function,
 )
 from ._arguments import ArgumentOrder, Unbound, attached, describe, unbind
@@ -221,22 +222,17 @@ def _show(fields: dict[str, Any]) -> None:
     fields.update(shown_by(fields["_function"]))
 
 
-class JitFunction(Wrapper, _traits=Traits(complete=_show, is_layer=False)):
+class JitFunction(TransformedFunction, _traits=Traits(complete=_show, is_layer=False)):
     """The compiled function that `filter_jit` returns: a pytree like the function itself."""
 
     __slots__ = ("_eqxlike_dispatch",)
 
-    _function: Any
     _donate: Any = field(static=True)
     _jit_options: Options = field(static=True)
 
     # `Wrapper.__getattribute__` would slow down every call. It is not needed here, because the
     # `__dict__` has the metadata of the function.
     __getattribute__ = object.__getattribute__  # pyright: ignore[reportAssignmentType]
-
-    @property
-    def __wrapped__(self) -> Any:
-        return self._function
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         try:
