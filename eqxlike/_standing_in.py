@@ -51,7 +51,7 @@ _NAMES = {
     f"{EQUINOX}._enum.EnumerationItem": "_transforms._enumeration.EnumerationItem",
     f"{EQUINOX}._enum._EnumerationMeta": "_transforms._enumeration.EnumerationMeta",
     f"{EQUINOX}._errors._EquinoxRuntimeError": "_transforms.EquinoxRuntimeError",
-    f"{EQUINOX}._jit._JitWrapper": "_transforms.JitFunction",
+    f"{EQUINOX}._jit._JitWrapper": "_transforms._jit._filter_jit.JitFunction",
     f"{EQUINOX}._misc.default_floating_dtype": "_standing_in.default_floating_dtype",
     f"{EQUINOX}._module._module._ModuleMeta": "_module.ModuleMeta",
     f"{EQUINOX}._module._module._currently_initialising": "_standing_in.currently_initialising",

@@ -18,7 +18,8 @@ from .._compat import Tracer, vary, varying_axes
 from .._dtypes import parameter_dtype
 from .._module import Module, field, stored_fields
 from .._pytree import describe_node
-from .._transforms import Stacked, filter_jit
+from .._transforms import filter_jit
+from .._transforms._stacked import Stacked
 from ._inputs import check_input
 
 _NO_LIMIT = 2**31 - 1

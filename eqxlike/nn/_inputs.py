@@ -19,7 +19,8 @@ from .._check_numbers import hint_to_call, integer
 from .._dtypes import is_key
 from .._module import BoundMethod, Module
 from .._pytree import combine, describe_node, is_array, is_array_like, is_placeholder, partition
-from .._transforms import hint_of_forward, is_array_or_struct
+from .._transforms._flat_call import is_array_or_struct
+from .._transforms._signatures import hint_of_forward
 
 Shape = tuple[int | str | None, ...]
 """The size of each axis. A string names an axis of any size, and `"..."` stands for any number of

@@ -26,14 +26,9 @@ from .._pytree import (
     partition,
     same_shape_and_dtype,
 )
-from .._transforms import (
-    Stacked,
-    filter_checkpoint,
-    filter_make_jaxpr,
-    filter_vmap,
-    is_array_or_struct,
-    keep_all_but_gathered,
-)
+from .._transforms import filter_checkpoint, filter_make_jaxpr, filter_vmap
+from .._transforms._flat_call import is_array_or_struct
+from .._transforms._stacked import Stacked, keep_all_but_gathered
 from ._inputs import as_data, as_layers, describe, key_for, layer_at, missing_state, stack_layers
 from ._parameters import place_of, split_key
 from ._stateful import NO_STATE, State, StatefulLayer, is_stateful, with_array_states

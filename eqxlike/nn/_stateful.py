@@ -12,7 +12,7 @@ from jaxtyping import Array, PyTree
 
 from .._module import Module, Traits, field, stored_fields
 from .._pytree import find_difference, is_array_like
-from .._transforms import StatePlace, StateValues
+from .._transforms._stacked import StatePlace, StateValues
 from ._inputs import check_instance
 
 if TYPE_CHECKING:

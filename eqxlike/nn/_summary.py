@@ -19,7 +19,8 @@ from .._module import Module, observe_calls
 from .._programs import cost_of
 from .._pytree import flag_leaves, is_array, is_inexact_array, tree_pformat
 from .._tables import align, grouped, rich_table
-from .._transforms import filter_make_jaxpr, is_array_or_struct
+from .._transforms import filter_make_jaxpr
+from .._transforms._flat_call import is_array_or_struct
 from ._inputs import check_instance
 from ._stateful import State
 

@@ -10,7 +10,7 @@ import pytest
 
 import eqxlike as eqx
 from eqxlike._profile import FunctionTimes, Profile, Split
-from eqxlike._transforms import JitFunction
+from eqxlike._transforms._jit._filter_jit import JitFunction
 
 X = jnp.ones(3)
 
