@@ -245,7 +245,11 @@ def transfers(mode: Mode) -> Iterator[None]:
         with jax.transfer_guard(_GUARDS[mode]):
             yield
     except jax.errors.JaxRuntimeError as error:
-        where = _line_of_user(error.__traceback__)
+        where = ""
+        for frame, line in traceback.walk_tb(error.__traceback__):
+            file_name = frame.f_code.co_filename
+            if is_of_user(file_name) and file_name != contextlib.__file__:
+                where = f"{file_name}:{line}"
         # If contexts are nested, only the innermost context adds a note.
         is_noted = any(note.startswith(where) for note in getattr(error, "__notes__", ()))
         if "Disallowed" in str(error) and where and not is_noted:
@@ -254,13 +258,3 @@ def transfers(mode: Mode) -> Iterator[None]:
                 "`jax.device_get`, or copy outside of `eqxlike.transfers`."
             )
         raise
-
-
-def _line_of_user(entry: types.TracebackType | None) -> str:
-    """File and line of the innermost frame that belongs to neither this package nor JAX."""
-    where = ""
-    for frame, line in traceback.walk_tb(entry):
-        file_name = frame.f_code.co_filename
-        if is_of_user(file_name) and file_name != contextlib.__file__:
-            where = f"{file_name}:{line}"
-    return where

@@ -7,7 +7,7 @@ import pathlib
 import secrets
 import stat
 from collections.abc import Callable, Iterator
-from typing import Any, BinaryIO, Protocol, TypeVar, cast
+from typing import Any, BinaryIO, Protocol, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -301,16 +301,13 @@ def _naming(path: str, what_failed: str) -> Iterator[None]:
 
 
 def _check_alike(path: str, like: Any, value: Any) -> None:
-    """Raises `RuntimeError` if `value` cannot replace `like`."""
+    """Raises `RuntimeError` unless `value` has the type, shape and dtype of `like`."""
+    expected, found = _expected(like), _describe(value)
     is_of_jax = isinstance(like, jax.Array | jax.ShapeDtypeStruct)
-    is_alike = isinstance(value, jax.Array) if is_of_jax else type(value) is type(like)
-    if is_alike and (is_of_jax or isinstance(like, np.ndarray)):
-        array = cast(jax.Array, value)
-        is_alike = array.shape == like.shape and array.dtype == like.dtype
-    if not is_alike:
+    if expected != found or not (is_of_jax or type(value) is type(like)):
         raise RuntimeError(
-            f"The leaf at {path} differs from the leaf of `like`: expected {_expected(like)}, but "
-            f"read {_describe(value)}."
+            f"The leaf at {path} differs from the leaf of `like`: expected {expected}, but read "
+            f"{found}."
         )
 
 
@@ -393,24 +390,15 @@ def _with_added_dtype(record: np.ndarray, like: np.dtype) -> np.ndarray:
     dtype = record.dtype
     if dtype.kind != "V" or dtype == like:
         return record
-    if dtype.names is not None:
-        added = _added_dtype(dtype.names[0]) if len(dtype.names) == 1 else None
-    elif dtype.itemsize == jnp.dtype(jnp.bfloat16).itemsize:
-        added = jnp.dtype(jnp.bfloat16)
-    else:
+    added = dtype
+    if dtype.names is None:
         # Equinox's files do not record which one-byte dtype was written.
-        added = like if like.isbuiltin == _ADDED_TO_NUMPY else None
-    if added is None or added.itemsize != dtype.itemsize:
-        return record
-    return record.view(added)
-
-
-def _added_dtype(name: str) -> np.dtype | None:
-    try:
-        dtype = np.dtype(name)
-    except TypeError:
-        return None
-    return dtype if dtype.isbuiltin == _ADDED_TO_NUMPY else None
+        added = jnp.dtype(jnp.bfloat16) if dtype.itemsize == 2 else like
+    elif len(dtype.names) == 1:
+        with contextlib.suppress(TypeError):  # The name of the field may be no dtype.
+            added = np.dtype(dtype.names[0])
+    is_added = added.isbuiltin == _ADDED_TO_NUMPY and added.itemsize == dtype.itemsize
+    return record.view(added) if is_added else record
 
 
 def committed_sharding(like: Any) -> jax.sharding.Sharding | None:
