@@ -400,26 +400,23 @@ def _make_row(
         arrays.add(leaf_type)
     count = len(types)
     if arrays == known:
-        places = tuple(range(count))
-        meta = RowLeaves((None,) * count, places, ())
-        row = intern(Row, object, lambda: meta, StaticKey((count,)), ())
+        make_meta = lambda: RowLeaves((None,) * count, tuple(range(count)), ())  # noqa: E731
+        row = intern(Row, object, make_meta, StaticKey((count,)), ())
         return row, tuple(children)  # pyright: ignore[reportReturnType]
     array_places = tuple(place for place, leaf_type in enumerate(types) if leaf_type in arrays)
     static_places = tuple(place for place, leaf_type in enumerate(types) if leaf_type not in arrays)
     statics = tuple(children[place] for place in static_places)
 
     def make_meta() -> RowLeaves:
-        leaves = [None] * count
-        for place, value in zip(static_places, statics, strict=True):
-            leaves[place] = value
-        return RowLeaves(tuple(leaves), array_places, static_places)
+        pairs = zip(children, types, strict=True)
+        leaves = tuple(None if leaf_type in arrays else leaf for leaf, leaf_type in pairs)
+        return RowLeaves(leaves, array_places, static_places)
 
     # `statics` have only `PLAIN_TYPES`, so this key is as immutable and exact as the key of `None`.
     static = StaticKey(None)
     static.key = (count, array_places, plain_key(statics))
     row = intern(Row, object, make_meta, static, ())
-    taken = tuple(children[place] for place in array_places)
-    return row, taken  # pyright: ignore[reportReturnType]
+    return row, tuple(children[place] for place in array_places)  # pyright: ignore
 
 
 # --- The checking mode ---
