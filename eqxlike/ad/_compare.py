@@ -18,7 +18,7 @@ from .._pytree import describe_node, is_array
 from .._tables import align, grouped
 from .._transforms import filter_jit
 from .._transforms._derivatives._grad import check_mode
-from ._checkpointed import Checkpointed
+from ._custom import Checkpointed
 from ._modes import Auto, Enzyme, FiniteDifference, Forward, Mode, Reverse
 from ._reference import (
     GradientProblem,

@@ -1,6 +1,8 @@
-"""Jacobians and Hessians with a given mode, products with them, and Taylor series."""
+"""Jacobians, Hessians, products with them, Taylor series, and gradients in reused memory."""
 
-from collections.abc import Callable, Sequence
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -14,8 +16,14 @@ from .._check_numbers import whole_number
 from .._module import Module, field
 from .._partition import UNTRACED, Rest, split
 from .._programs import equations_in
-from .._pytree import describe_node, is_array_or_traced_reference, is_inexact_array
-from .._transforms import filter_grad
+from .._pytree import (
+    describe_node,
+    find_difference,
+    is_array_or_traced_reference,
+    is_inexact_array,
+    same_shape_and_dtype,
+)
+from .._transforms import filter_grad, filter_jit, filter_value_and_grad
 from .._transforms._derivatives._grad import JacobianFunction, advised, check_mode
 from .._transforms._derivatives._products import Pullback, full_tangents
 from .._transforms._signatures import Params, check_callable, value_and_aux
@@ -463,3 +471,94 @@ def _by_nesting(
         function = along(function)
         series.append(function(*arrays))
     return series
+
+
+# --- Gradients that are written to the buffers of an earlier gradient ---
+
+
+def gradient_buffers(x: PyTree) -> PyTree:
+    """Makes the buffers for the first call of `value_and_grad_into`: zeros like the gradient.
+
+    **Returns:** a tree with the structure of `x`. It has zeros in place of each floating-point or
+    complex array, and `None` in place of frozen arrays and all other leaves.
+
+    !!! example
+
+        >>> import jax.numpy as jnp
+        >>> from eqxlike import ad
+        >>> print(ad.gradient_buffers({"scale": jnp.array([3.0]), "power": 2}))
+        {'power': None, 'scale': Array([0.], dtype=float32)}
+    """
+    arrays, rest = split(x, is_inexact_array)
+    return rest.merge_into(None, [jnp.zeros(each.shape, each.dtype) for each in arrays])
+
+
+def value_and_grad_into(
+    fun: Callable[..., Any],
+    *,
+    has_aux: bool = False,
+    mode: Mode | None = None,
+    donate: str | Iterable[str] = (),
+) -> Callable[..., Any]:
+    """A compiled `filter_value_and_grad` that reuses the memory of an earlier gradient.
+
+    Use this function if a Python loop calls a compiled gradient function, and reads the gradient
+    after each call. Examples are an optimiser in NumPy, a sampler, or a sum of the gradients of
+    several batches. If a whole training step is compiled, use `filter_jit` instead, and donate the
+    model and the optimiser state.
+
+    **Arguments:**
+
+    - `fun`: a function of any arguments that returns a real floating-point scalar.
+    - `has_aux`: whether `fun` returns `(value, aux)`, with `aux` any pytree.
+    - `mode`: the mode of differentiation, from `eqxlike.ad`. `None` selects JAX's reverse mode.
+    - `donate`: names of parameters of `fun` whose buffers are donated too.
+
+    **Returns:** a function `into(buffers, *args, **kwargs)` that returns
+    `filter_value_and_grad(fun)(*args, **kwargs)`. `buffers` is the gradient that an earlier call
+    returned, or `ad.gradient_buffers` of the first argument. The call donates `buffers`, so do not
+    use it afterwards. The number of reused bytes is
+    `into.lower(...).compile().memory_analysis().alias_size_in_bytes`.
+
+    **Raises:** `ValueError` if `donate` names a parameter that `fun` does not have. When called,
+    `ValueError` if `buffers` differs from the gradient in structure, shape or dtype; the message
+    names the path.
+
+    !!! example
+
+        >>> import jax.numpy as jnp
+        >>> from eqxlike import ad
+        >>> into = ad.value_and_grad_into(lambda x: jnp.sum(x**2))
+        >>> x = jnp.arange(3.0)
+        >>> gradient = ad.gradient_buffers(x)
+        >>> for _ in range(10):
+        ...     value, gradient = into(gradient, x)
+        ...     x = x - 0.1 * gradient
+        >>> print(bool(jnp.allclose(gradient, 2 * 0.8**9 * jnp.arange(3.0))))
+        True
+    """
+    check_callable(fun, "ad.value_and_grad_into")
+    if mode is not None:
+        check_mode(mode, "ad.value_and_grad_into")
+    # With an explicit mode, a value that is not a scalar gives a clearer error.
+    mode = Reverse() if mode is None else mode
+    value_and_grad = filter_value_and_grad(fun, has_aux=has_aux, mode=mode)
+
+    @functools.wraps(fun, updated=())
+    def into(buffers: PyTree, /, *args: Any, **kwargs: Any) -> Any:
+        value, gradient = value_and_grad(*args, **kwargs)
+        if difference := find_difference(gradient, buffers, same_shape_and_dtype):
+            raise ValueError(
+                "The buffers must have the structure, shapes and dtypes of the gradient, such as "
+                "`ad.gradient_buffers` of the first argument: "
+                f"{difference.explain('gradient', 'buffers')}."
+            )
+        return value, gradient
+
+    first = inspect.Parameter("buffers", inspect.Parameter.POSITIONAL_ONLY)
+    # `Signature` raises an error if the function has its own parameter `buffers`.
+    parameters = [first, *inspect.signature(fun).parameters.values()]
+    into.__signature__ = inspect.Signature(parameters)  # pyright: ignore
+    names = (donate,) if isinstance(donate, str) else tuple(donate)
+    # By default, JAX drops unused arguments, so their buffers would not be reused.
+    return filter_jit(into, donate=("buffers", *names), keep_unused=True)

@@ -1,7 +1,8 @@
-"""Reverse mode with automatic recomputation (gradient checkpointing)."""
+"""Functions with a custom derivative: `differentiate_with` and the mode `Checkpointed`."""
 
 import bisect
 import dataclasses
+import functools
 import itertools
 import math
 from collections.abc import Callable, Sequence
@@ -10,14 +11,167 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
-from jax.extend.core import Literal, jaxpr_as_fun
+from jax.custom_derivatives import SymbolicZero
+from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
 from jaxtyping import Array
 
 from .._compat import cpu_merges_recomputation, scan_counts
 from .._module import field
 from .._programs import bind, interpret
-from ._differentiate_with import OfList, differentiated_by
+from .._transforms._derivatives._grad import advised, check_mode
+from .._transforms._derivatives._linear_call import (
+    batch_first,
+    fill,
+    has_tangent,
+    is_inexact,
+    linear_call,
+    select,
+    zero_tangent,
+)
+from .._transforms._flat_call import FlatCall
+from .._transforms._signatures import Output, Params, TransformedFunction, check_callable
 from ._modes import Arrays, Mode, OfArrays, Pullback, Reverse, ValueAndGrad
+
+OfList = Callable[[Arrays], Arrays]
+
+
+class Differentiated(TransformedFunction):
+    """The function that `ad.differentiate_with` returns."""
+
+    _mode: Mode
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        call = FlatCall(self._function, args, kwargs, "a function with a mode")
+        closed = jax.make_jaxpr(call.of_arrays)(call.arrays)
+        num_consts = len(closed.consts)
+
+        # Closed-over arrays become arguments, because the caller may differentiate with respect to
+        # closed-over arrays.
+        def of_all(arrays: list[Array]) -> list[Array]:
+            consts, arrays = arrays[:num_consts], arrays[num_consts:]
+            return jaxpr_as_fun(ClosedJaxpr(closed.jaxpr, consts))(*arrays)
+
+        name = getattr(self, "__name__", type(self._function).__name__)
+        run = differentiated_by(self._mode, of_all, name)
+        return call.output(run([*closed.consts, *call.arrays]))
+
+
+def differentiate_with(function: Callable[Params, Output], mode: Mode) -> Callable[Params, Output]:
+    """Wraps a function or Module so that it is always differentiated with `mode`.
+
+    Callers may use any mode. If a caller uses reverse mode, `mode` computes the vector-Jacobian
+    products of the function. If a caller uses forward mode, `mode` computes the Jacobian-vector
+    products of the function. For example, one layer of a model can recompute its intermediate
+    values, or contain a callback that JAX cannot differentiate.
+
+    **Arguments:**
+
+    - `function`: a callable Module, or a function of any arguments that returns any pytree. It is
+      differentiated with respect to the floating-point and complex arrays in its arguments, in its
+      own leaves, and in its closure.
+    - `mode`: the mode of differentiation.
+
+    **Returns:** a Module with the signature of `function`. Its attribute `__wrapped__` is
+    `function`. If `function` is a pytree, its arrays are leaves of the Module.
+
+    **Raises:** `TypeError` if `function` is not callable, or `mode` is not a mode.
+
+    !!! example
+
+        >>> import eqxlike as eqx, jax, jax.numpy as jnp, numpy as np
+        >>> from eqxlike import ad
+        >>> def sine(x):  # computed by NumPy, which JAX cannot differentiate
+        ...     return jax.pure_callback(np.sin, jax.ShapeDtypeStruct((), x.dtype), x)
+        >>> sine = ad.differentiate_with(sine, ad.FiniteDifference(order=4))
+        >>> gradient = eqx.filter_grad(lambda x: sine(x) ** 2)(jnp.array(0.5))
+        >>> print(bool(jnp.allclose(gradient, jnp.sin(1.0), atol=1e-3)))
+        True
+    """
+    check_callable(function, "ad.differentiate_with")
+    check_mode(mode, "ad.differentiate_with")
+    return Differentiated(function, mode)
+
+
+def differentiated_by(mode: Mode, function: OfList, name: str | None) -> OfList:
+    """Gives `function` a custom derivative: `mode.jvp` as its JVP, and `mode.vjp` as its VJP.
+
+    Both methods get only the arrays with respect to which the caller differentiates.
+
+    **Arguments:**
+
+    - `function`: takes a list of arrays and returns a list of arrays. It must not close over a
+      tracer.
+    - `name`: the name of the function in error messages. `None` if a caller adds the name.
+    """
+
+    @jax.custom_jvp
+    @batch_first
+    def run(arrays: Arrays) -> Arrays:
+        return function(arrays)
+
+    @functools.partial(run.defjvp, symbolic_zeros=True)
+    @batch_first
+    def _differentiate(primals: Any, tangents: Any) -> tuple[Arrays, list[Any]]:
+        arrays, dots = (list(map(_as_array, each)) for (each,) in (primals, tangents))
+        is_differentiated = list(map(has_tangent, dots))
+        # `run` has this derivative rule, and `function` does not. A mode that only evaluates the
+        # function gets `run`. Then the rule also applies when the derivative is differentiated.
+        within = run if mode.only_evaluates else function
+        inexact_flags: list[bool] = []
+
+        def restrict(arrays: Arrays) -> Callable[[Arrays], tuple[Arrays, Arrays]]:
+            def restricted(values: Arrays) -> tuple[Arrays, Arrays]:
+                inputs = fill(values, arrays, is_differentiated)
+                outputs = list(map(_as_array, within(inputs)))
+                inexact_flags[:] = map(is_inexact, outputs)
+                others = [each for each in outputs if not is_inexact(each)]
+                return select(outputs, inexact_flags), others
+
+            return restricted
+
+        with advised(mode, name):
+            inexact_outputs, pullback, others = mode.vjp(
+                restrict(arrays), select(arrays, is_differentiated)
+            )
+            if not inexact_outputs:
+                return others, list(map(zero_tangent, others))
+            # Trace the pullback, so that all arrays that it closes over become residuals.
+            closed = jax.make_jaxpr(pullback)(inexact_outputs)
+
+        def forward(residuals: Arrays, directions: Arrays) -> Arrays:
+            arrays = residuals[: len(is_differentiated)]
+            selected = select(arrays, is_differentiated)
+            with advised(mode, name):
+                return mode.jvp(restrict(arrays), selected, directions)
+
+        def transpose(residuals: Arrays, cotangents: Arrays, _: Any) -> Arrays:
+            consts = residuals[len(is_differentiated) :]
+            return jaxpr_as_fun(ClosedJaxpr(closed.jaxpr, consts))(*cotangents)
+
+        found = linear_call(
+            forward,
+            transpose,
+            [*arrays, *closed.consts],
+            select(dots, is_differentiated),
+            like=inexact_outputs,
+            # With this flag, reverse mode of a batch does not call `forward`. The mode may not
+            # support `forward`.
+            is_of_members=True,
+        )
+        values, rest = iter(inexact_outputs), iter(others)
+        outputs = [next(values if each else rest) for each in inexact_flags]
+        return outputs, fill(found, map(zero_tangent, outputs), inexact_flags)
+
+    return run
+
+
+def _as_array(value: Any) -> Any:
+    """Returns `value` as an array. A user may differentiate with respect to a Python number."""
+    is_array = hasattr(value, "shape") or isinstance(value, SymbolicZero)
+    return value if is_array else jnp.asarray(value)
+
+
+# --- Gradient checkpointing ---
 
 
 class Checkpointed(Mode):
