@@ -159,15 +159,6 @@ def test_our_classes_are_pickled_by_their_public_names():
     assert b"eqxlike.nn:PReLU" in pickle.dumps(eqxlike.nn.freeze(eqxlike.nn.PReLU()))
 
 
-def test_older_pickle_of_a_jitted_function_loads():
-    jitted = eqxlike.filter_jit(scaled, donate="all")
-    state = {**jitted.__getstate__(), "_jit_options": jitted._jit_options}
-    loaded = object.__new__(type(jitted))
-    loaded.__setstate__(state)
-    assert loaded == jitted
-    assert loaded(jnp.array(3.0), jnp.array(2.0)) == 12
-
-
 traces: list[int] = []
 
 

@@ -288,9 +288,7 @@ class JitFunction(TransformedFunction, _traits=Traits(complete=_show, is_layer=F
         return {**kept, "_jit_options": (self._jit_options.values, self._jit_options.policy)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        options = state["_jit_options"]
-        # Older pickles contain the `Options` object itself.
-        options = options if isinstance(options, Options) else Options(*options)
+        options = Options(*state["_jit_options"])
         fields = {**shown_by(state["_function"]), **state, "_jit_options": options}
         stored_fields(self).update(fields)
 
