@@ -20,6 +20,7 @@ from ._checks import Check, EqxlikeTracetimeError, FailureReport, mesh_of, needi
 
 OnError = Literal["default", "raise", "breakpoint", "nan", "off"]
 
+_WORDS = tuple(word for word in get_args(OnError) if word != "default")
 
 Tree = TypeVar("Tree")
 Predicate = Bool[Array, "..."] | Bool[np.ndarray, "..."] | np.bool_ | np.number | bool
@@ -141,11 +142,10 @@ def _checked(
     on_error: str,
     caller: types.FrameType,
 ) -> PyTree:
-    words = tuple(word for word in get_args(OnError) if word != "default")
     if on_error == "default":
-        expected = f"one of {', '.join(words)}"
-        on_error = _setting("ON_ERROR", "raise", expected, words.__contains__)
-    elif on_error not in words:
+        expected = f"one of {', '.join(_WORDS)}"
+        on_error = _setting("ON_ERROR", "raise", expected, _WORDS.__contains__)
+    elif on_error not in _WORDS:
         raise RuntimeError(
             f"`on_error` is {on_error!r}; expected is one of {', '.join(get_args(OnError))}."
         )

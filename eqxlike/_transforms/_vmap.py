@@ -11,7 +11,7 @@ import jax.tree_util as jtu
 from jaxtyping import PyTree
 
 from .._module import field
-from .._partition import UNTRACED, Rest, split_leaves
+from .._partition import UNTRACED, split_leaves
 from .._pytree import (
     MISSING,
     is_array,
@@ -306,30 +306,42 @@ def size_of_axes(
 # --- The output of a mapped function: leaves with an axis, and leaves without ---
 
 
+_array = object()
+
+
 class MappedOutput(NamedTuple):
-    """The output of a mapped function, without its arrays; `axes` has the axis of each array.
+    """The output of a mapped function, without its arrays.
 
     JAX needs the output axes before the function runs, but they are known only afterwards. So all
     output leaves with an axis are first stacked along axis 0. Then `tree` moves axis 0 to the axis
     that the user asked for.
+
+    - `axes`: the axis of each leaf.
+    - `static`: each leaf, with `_array` in place of each array.
     """
 
-    rest: Rest
+    treedef: Any
     axes: list[int | None]
+    static: list[Any]
 
     def tree(self, stacked: list[Any], single: list[Any]) -> PyTree:
         """The output of the transformed function."""
         next_stacked, next_single = iter(stacked), iter(single)
-        arrays = []
-        for axis in self.axes:
-            array = next(next_single if axis is None else next_stacked)
-            arrays.append(jnp.moveaxis(array, 0, axis) if axis else array)
-        return self.rest.merge(arrays)
+        leaves = []
+        for leaf, axis in zip(self.static, self.axes, strict=True):
+            if leaf is _array:
+                array = next(next_single if axis is None else next_stacked)
+                leaf = jnp.moveaxis(array, 0, axis) if axis else array
+            leaves.append(leaf)
+        return self.treedef.unflatten(leaves)
 
     def paths_of_single(self) -> list[str]:
         """The paths of the arrays that are not mapped over an axis."""
-        marked = self.rest.merge_into(None, (axis is None or None for axis in self.axes))
-        return [f"output{jtu.keystr(path)}" for path, _ in jtu.tree_leaves_with_path(marked)]
+        return [
+            f"output{path_of(place, self.treedef)}"
+            for place, (leaf, axis) in enumerate(zip(self.static, self.axes, strict=True))
+            if leaf is _array and axis is None
+        ]
 
 
 def take_apart(
@@ -342,33 +354,33 @@ def take_apart(
     """
     axes = axis_of_each_leaf("out_axes", out_axes, output)
     leaves, treedef = jtu.tree_flatten(output)
+    stacked: list[Any] = []
+    single: list[Any] = []
+    static: list[Any] = []
     for place, (leaf, axis) in enumerate(zip(leaves, axes, strict=True)):
         if axis is None:
+            is_single = is_array_or_traced_reference(leaf)
+            static.append(_array if is_single else leaf)
+            if is_single:
+                single.append(leaf)
             continue
-        if not (is_reference(leaf) or is_array_like(leaf)):
+        if is_reference(leaf):
+            if axis != 0:
+                raise ValueError(
+                    f"output{path_of(place, treedef)} is a mutable array reference, which "
+                    f"`out_axes` stacks along axis {axis}: references are stacked along axis 0 "
+                    "only."
+                )
+        elif not is_array_like(leaf):
             raise TypeError(
                 f"output{path_of(place, treedef)} = {leaf!r} of type {type(leaf)} is not a valid "
                 f"JAX type, but `out_axes` stacks it along axis {axis}. Its axis should be None."
             )
-        if axis == 0:
-            continue
-        if is_reference(leaf):
-            raise ValueError(
-                f"output{path_of(place, treedef)} is a mutable array reference, which `out_axes` "
-                f"stacks along axis {axis}: references are stacked along axis 0 only."
-            )
-        rank = jnp.ndim(leaf) + 1
-        if not -rank <= axis < rank:
+        elif axis != 0 and not -(rank := jnp.ndim(leaf) + 1) <= axis < rank:
             raise ValueError(
                 f"`out_axes` stacks output{path_of(place, treedef)} along axis {axis}: axis {axis} "
                 f"is out of bounds for array of dimension {rank}, including the new axis."
             )
-    is_kept = [
-        axis is not None or is_array_or_traced_reference(leaf)
-        for leaf, axis in zip(leaves, axes, strict=True)
-    ]
-    arrays, rest = split_leaves(leaves, treedef, is_kept)
-    axes = rest.take(axes)
-    stacked = [array for array, axis in zip(arrays, axes, strict=True) if axis is not None]
-    single = [array for array, axis in zip(arrays, axes, strict=True) if axis is None]
-    return MappedOutput(rest, axes), stacked, single
+        static.append(_array)
+        stacked.append(leaf)
+    return MappedOutput(treedef, axes, static), stacked, single

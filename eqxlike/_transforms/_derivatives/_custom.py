@@ -388,12 +388,10 @@ class _FlatVjp:
         treedef = self.vjp_arg_rest.treedef
         found = match_leaves(treedef, gradient, "gradient", "vjp_arg")
         wanted = self.vjp_arg_rest.leaves_into(False, kept.is_perturbed)
-        types = [
-            leaf if is_wanted else None
-            for leaf, is_wanted in zip(jtu.tree_leaves(vjp_arg), wanted, strict=True)
-        ]
+        leaves = jtu.tree_leaves(vjp_arg)
+        types = [leaf if flag else None for leaf, flag in zip(leaves, wanted, strict=True)]
         # Gradients at leaves that are not perturbed are ignored, so they are not checked.
-        found = [leaf if is_wanted else None for leaf, is_wanted in zip(found, wanted, strict=True)]
+        found = [leaf if flag else None for leaf, flag in zip(found, wanted, strict=True)]
         gradients = checked_tangents(found, types, treedef, "gradient", "vjp_arg")
         gradients = [
             leaf if leaf is None else varying_like(leaf, like)
