@@ -12,7 +12,7 @@ import jax
 import jax.tree_util as jtu
 import numpy as np
 
-from .. import tree_pformat
+from .. import is_array, tree_pformat
 from .._check_numbers import whole_number
 from .._traceback import stacklevel_of_user
 from ..extend import listed, paths_without_numbers
@@ -338,7 +338,7 @@ def _checked(batch: Any) -> Any:
     paths = [
         f"batch{jtu.keystr(path)}, a {type(leaf).__name__}"
         for path, leaf in jtu.tree_leaves_with_path(batch)
-        if not isinstance(leaf, jax.Array | np.ndarray | np.generic)
+        if not is_array(leaf)
     ] or paths_without_numbers(batch, "batch")
     if paths:
         raise TypeError(

@@ -13,7 +13,7 @@ import jax.tree_util as jtu
 import numpy as np
 from jaxtyping import PyTree
 
-from .. import tree_pformat
+from .. import is_array, tree_pformat
 from ..extend import deleted_paths, listed
 
 
@@ -83,7 +83,6 @@ def check_not_deleted(tree: PyTree, name: str, taker: str) -> None:
 # --- Conversion of batches to arrays ---
 
 
-_ARRAYS = jax.Array | np.ndarray | np.generic
 _NUMBERS = bool | int | float | complex | np.generic
 
 OnStatic = Callable[[str, Any, bool], None]
@@ -131,7 +130,7 @@ def as_arrays(batch: Any, taker: str, on_static: OnStatic | None = None) -> Any:
             return _as_numpy(leaf, path, taker)
         if is_in_list and isinstance(leaf, _NUMBERS):
             return np.asarray(leaf)
-        if on_static is not None and not isinstance(leaf, _ARRAYS):
+        if on_static is not None and not is_array(leaf):
             on_static(path, leaf, is_in_list)
         return leaf
 
@@ -176,7 +175,7 @@ def _is_list_of(types: Any, node: Any) -> bool:
 def is_foreign(leaf: Any) -> bool:
     """Returns True if a leaf is an array of a library other than JAX and NumPy."""
     names = "__array__", "__array_interface__", "__dlpack__"
-    return not isinstance(leaf, _ARRAYS) and any(hasattr(type(leaf), name) for name in names)
+    return not is_array(leaf) and any(hasattr(type(leaf), name) for name in names)
 
 
 def _as_numpy(tensor: Any, path: str, taker: str) -> Any:

@@ -213,7 +213,13 @@ def read_returned(returned: Any) -> tuple[TrainState, Any, Aux]:
     """
     match returned:
         case [TrainState() as state, loss, *others]:
-            _check_loss(loss)
+            kinds = jnp.floating, jnp.integer
+            is_real = is_array(loss) and any(jnp.issubdtype(loss.dtype, kind) for kind in kinds)
+            if not isinstance(loss, int | float) and not (is_real and loss.shape == ()):
+                raise TypeError(
+                    "fit expected the step to return a real number of shape () as loss, got "
+                    f"{tree_pformat(loss)}."
+                )
             aux = others[0] if others and isinstance(others[0], Mapping) else {}
             # Copy the numbers, because an entry may be an array of the state, and the next step
             # overwrites the state.
@@ -228,19 +234,6 @@ def read_returned(returned: Any) -> tuple[TrainState, Any, Aux]:
         "fit expected the step to return `(state, loss)`, with the next TrainState, like a step of "
         f"make_step; got {tree_pformat(returned)}."
     )
-
-
-def _check_loss(loss: Any) -> None:
-    if isinstance(loss, int | float):
-        return
-    if not is_array(loss):
-        raise TypeError(f"fit expected the step to return a number as loss, got {loss!r}.")
-    is_real = any(jnp.issubdtype(loss.dtype, kind) for kind in (jnp.floating, jnp.integer))
-    if loss.shape != () or not is_real:
-        raise TypeError(
-            "fit expected the step to return a real loss of shape (), got "
-            f"{loss.dtype} of shape {loss.shape}."
-        )
 
 
 def _leaves_of(state: Any, before: Any, state_structure: StateStructure) -> Leaves:

@@ -473,8 +473,7 @@ def _with_model_state(returned: Any, old: Any, has_aux: bool) -> Evaluation:
 
 def _number(loss: Any, hint: str | None = None) -> Any:
     """Returns the loss. Raises `TypeError` if it is not a number."""
-    is_known = is_array_like(loss) or isinstance(loss, np.ndarray | np.generic)
-    if is_known and getattr(loss, "shape", ()) == ():
+    if is_array_like(loss) and getattr(loss, "shape", ()) == ():
         return loss
     remedies = "take the mean over the batch" + ("" if hint is None else f"; {hint}")
     raise TypeError(

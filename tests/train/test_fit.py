@@ -521,10 +521,10 @@ def test_step_with_a_wrong_return_value_is_refused(state):
         (lambda state, batch: state, pair),
         (lambda state, batch: (0.0, state), pair),
         (lambda state, batch: (state,), pair),
-        (lambda state, batch: (state, "low"), "a number as loss, got 'low'"),
-        (lambda state, batch: (state, [0.0]), r"a number as loss, got \["),
-        (lambda state, batch: (state, jnp.ones(2)), r"of shape \(\), got float32 of shape \(2,\)"),
-        (lambda state, batch: (state, jnp.ones((), complex)), r"of shape \(\), got complex64"),
+        (lambda state, batch: (state, "low"), "a real number of .* as loss, got 'low'"),
+        (lambda state, batch: (state, [0.0]), r"a real number of .* as loss, got \["),
+        (lambda state, batch: (state, jnp.ones(2)), r"of shape \(\) as loss, got f32\[2\]"),
+        (lambda state, batch: (state, jnp.ones((), complex)), r"of shape \(\) as loss, got c64"),
     ]:
         with pytest.raises(TypeError, match=message):
             fit(state, wrong, batches(), num_steps=2)
