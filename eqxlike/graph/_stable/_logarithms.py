@@ -38,21 +38,17 @@ from ._expressions import (
 from ._patterns import (
     GUARDS,
     Formula,
-    applied,
     erfc_of,
     exponent_of,
     exponential_of,
     exponentials_in,
     first_match,
-    lifted,
     match,
-    product_of,
     shifted_terms,
     sigmoid_of,
-    sum_of,
 )
 from ._replacements import digits, log_size, scaled, single
-from ._rewrite import Rewrite
+from ._rewrite import Rewrite, applied, lifted, product_of, sum_of
 
 
 @dataclasses.dataclass(frozen=True)

@@ -42,7 +42,7 @@ from ._expressions import (
     unbroadcast,
 )
 from ._replacements import scaled
-from ._rewrite import Rewrite
+from ._rewrite import Rewrite, applied, lifted, product_of, sum_of
 
 Formula = Callable[..., Array]
 Table = tuple[tuple[Formula, Formula], ...]
@@ -282,50 +282,6 @@ def summed_squares_of(total: Value) -> Value | None:
     step = seen_through(total).step
     is_dot = step.kind == "dot_general" and not total.shape
     return step.inputs[0] if is_dot and is_same(*step.inputs) else None
-
-
-def applied(function: Callable[..., Any], *inputs: Value | Rewrite) -> Rewrite:
-    """A rewrite that calls `function` with one argument for each of `inputs`.
-
-    For a `Value`, the argument is its array. For a `Rewrite`, the argument is its result.
-    """
-    counts = [1 if isinstance(each, Value) else len(each.operands) for each in inputs]
-
-    def build(*arrays: Array) -> Any:
-        rest, found = iter(arrays), []
-        for each, count in zip(inputs, counts, strict=True):
-            own = itertools.islice(rest, count)
-            build = getattr(each, "build", None)
-            found.append(build(*own) if build is not None else next(own))
-        return function(*found)
-
-    operands = ((each,) if isinstance(each, Value) else each.operands for each in inputs)
-    return Rewrite(tuple(itertools.chain(*operands)), build)
-
-
-def lifted(part: Part, shape: tuple[int, ...]) -> Rewrite:
-    """A rewrite that broadcasts the value of a part to `shape`."""
-    return applied(lambda x: broadcast(x, part.axes, shape), part.value)
-
-
-def product_of(parts: Sequence[Part], shape: tuple[int, ...]) -> Rewrite:
-    """A rewrite that computes the product of factors. Without factors its result is None."""
-
-    def product(*arrays: Array) -> Array | None:
-        powers = map(stable.power_of, arrays, (part.number for part in parts))
-        return functools.reduce(jnp.multiply, powers) if parts else None
-
-    return applied(product, *(lifted(part, shape) for part in parts))
-
-
-def sum_of(parts: Sequence[Part], shape: tuple[int, ...]) -> Rewrite:
-    """A rewrite that computes the sum of terms. Without terms its result is None."""
-
-    def total(*arrays: Array) -> Array | None:
-        terms = map(scaled, (part.number for part in parts), arrays)
-        return functools.reduce(jnp.add, terms) if parts else None
-
-    return applied(total, *(lifted(part, shape) for part in parts))
 
 
 @dataclasses.dataclass(frozen=True)

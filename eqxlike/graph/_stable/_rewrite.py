@@ -10,6 +10,7 @@ separate programs.
 import contextlib
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -19,7 +20,18 @@ from jax import Array, lax
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
 from ..._programs import bind
-from ._expressions import INPUT, Step, Value, all_steps, called_function, steps_of, wider
+from ._expressions import (
+    INPUT,
+    Part,
+    Step,
+    Value,
+    all_steps,
+    broadcast,
+    called_function,
+    steps_of,
+    wider,
+)
+from ._replacements import power_of, scaled
 
 SCOPE = "stable"
 """The `jax.named_scope` of rewritten operations. Rules skip the operations in this scope."""
@@ -70,6 +82,50 @@ def _like(array: Array, aval: Any) -> Array:
             array, new_dtype=aval.dtype, weak_type=True, sharding=None
         )
     return lax.convert_element_type(array, aval.dtype)
+
+
+def applied(function: Callable[..., Any], *inputs: Value | Rewrite) -> Rewrite:
+    """A rewrite that calls `function` with one argument for each of `inputs`.
+
+    For a `Value`, the argument is its array. For a `Rewrite`, the argument is its result.
+    """
+    counts = [1 if isinstance(each, Value) else len(each.operands) for each in inputs]
+
+    def build(*arrays: Array) -> Any:
+        rest, found = iter(arrays), []
+        for each, count in zip(inputs, counts, strict=True):
+            own = itertools.islice(rest, count)
+            build = getattr(each, "build", None)
+            found.append(build(*own) if build is not None else next(own))
+        return function(*found)
+
+    operands = ((each,) if isinstance(each, Value) else each.operands for each in inputs)
+    return Rewrite(tuple(itertools.chain(*operands)), build)
+
+
+def lifted(part: Part, shape: tuple[int, ...]) -> Rewrite:
+    """A rewrite that broadcasts the value of a part to `shape`."""
+    return applied(lambda x: broadcast(x, part.axes, shape), part.value)
+
+
+def product_of(parts: Sequence[Part], shape: tuple[int, ...]) -> Rewrite:
+    """A rewrite that computes the product of factors. Without factors its result is None."""
+
+    def product(*arrays: Array) -> Array | None:
+        powers = map(power_of, arrays, (part.number for part in parts))
+        return functools.reduce(jnp.multiply, powers) if parts else None
+
+    return applied(product, *(lifted(part, shape) for part in parts))
+
+
+def sum_of(parts: Sequence[Part], shape: tuple[int, ...]) -> Rewrite:
+    """A rewrite that computes the sum of terms. Without terms its result is None."""
+
+    def total(*arrays: Array) -> Array | None:
+        terms = map(scaled, (part.number for part in parts), arrays)
+        return functools.reduce(jnp.add, terms) if parts else None
+
+    return applied(total, *(lifted(part, shape) for part in parts))
 
 
 @dataclasses.dataclass(frozen=True, repr=False)

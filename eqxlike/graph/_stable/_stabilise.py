@@ -19,7 +19,7 @@ from ... import combine, filter, filter_make_jaxpr, is_array
 from ..._compat import scan_counts
 from ...extend import fresh_trace
 from .._operations import path_of, type_of
-from . import _branches, _differences, _logarithms, _quotients
+from . import _arithmetic, _logarithms, _zeros
 from ._expressions import Step, constant_of, seen_through
 from ._rewrite import Rewrite, Rule, StableProgram
 
@@ -81,42 +81,42 @@ RULES = (
     Rule(
         "difference from one",
         ("sub", "add"),
-        _differences.difference_from_one,
+        _arithmetic.difference_from_one,
         "where the function is near one: all digits cancel",
         "jnp.expm1, jax.nn.sigmoid(-x), jax.scipy.special.erfc",
     ),
     Rule(
         "difference of squares",
         ("sub", "add"),
-        _differences.difference_of_squares,
+        _arithmetic.difference_of_squares,
         "where the squares are nearly equal: all digits cancel; or where they overflow",
         "(a - b) * (a + b), (a - b) ** 2, jnp.var",
     ),
     Rule(
         "divergence near zero",
         ("sub", "add"),
-        _differences.excess_of_exponential,
+        _arithmetic.excess_of_exponential,
         "where t - 1 - log(t) is near zero: t is near one, and all digits cancel",
         "jnp.expm1(y) - y, with y = log(t), and its Taylor series near zero",
     ),
     Rule(
         "quotient of two zeros",
         ("div", "mul"),
-        _quotients.quotient_at_zero,
+        _zeros.quotient_at_zero,
         "at zero: 0 / 0, and in the gradient near zero: all digits cancel",
         "a Taylor series near zero",
     ),
     Rule(
         "quotient of exponentials",
         ("div", "integer_pow", "mul", "pow", "rsqrt"),
-        _quotients.quotient_of_exponentials,
+        _arithmetic.quotient_of_exponentials,
         "above 88 in float32: inf / inf, in the value or in the gradient",
         "jax.nn.sigmoid, jax.nn.softmax, jnp.tanh",
     ),
     Rule(
         "norm at zero",
         ("sqrt", "pow"),
-        _differences.norm_at_zero,
+        _zeros.norm_at_zero,
         "in the gradient at zero: 0 * inf",
         "jnp.where around the square root and also inside it",
         is_of_jax=True,
@@ -125,14 +125,14 @@ RULES = (
     Rule(
         "hypotenuse",
         ("sqrt", "pow"),
-        _differences.hypotenuse,
+        _zeros.hypotenuse,
         "above 1e19 and below 1e-19 in float32: squares overflow",
         "jnp.hypot",
     ),
     Rule(
         "direction of zero",
         ("div",),
-        _differences.direction_of_zero,
+        _zeros.direction_of_zero,
         "at zero: 0 / 0",
         "x / jnp.where(norm == 0, 1, norm)",
         is_of_jax=True,
@@ -140,12 +140,12 @@ RULES = (
     Rule(
         "branch that is not taken",
         ("select_n",),
-        _branches.branch_not_taken,
+        _zeros.branch_not_taken,
         "in the gradient, where the branch that is not taken has an infinite derivative: 0 * inf",
         "jnp.where inside the function too: jnp.where(c, f(jnp.where(c, x, 1)), 0)",
         is_of_gradient=True,
     ),
-    Rule("quotient of itself", ("div",), _differences.quotient_of_itself, "at zero: 0 / 0", "1"),
+    Rule("quotient of itself", ("div",), _zeros.quotient_of_itself, "at zero: 0 / 0", "1"),
     Rule(
         "sum in low precision",
         ("reduce_sum", "cumsum", "scan"),
@@ -163,14 +163,14 @@ RULES = (
     Rule(
         "x log(x)",
         ("mul",),
-        _differences.product_with_own_log,
+        _zeros.product_with_own_log,
         "at zero: 0 * inf",
         "jax.scipy.special.xlogy(x, x)",
     ),
     Rule(
         "power by a logarithm",
         ("exp",),
-        _differences.power_by_logarithm,
+        _zeros.power_by_logarithm,
         "at zero: 0 * inf; in large powers: digits of the exponent are lost",
         "x ** y",
     ),

@@ -1,4 +1,4 @@
-"""Rules for differences whose digits cancel, and for norms and products that are NaN at zero."""
+"""Rules for differences whose digits cancel, and for quotients of exponentials that overflow."""
 
 import dataclasses
 import functools
@@ -17,8 +17,8 @@ from ._expressions import (
     Parts,
     Step,
     Value,
-    all_axes,
     argument_of,
+    axes_of_dot,
     broadcast,
     constant_of,
     factors_in,
@@ -26,25 +26,29 @@ from ._expressions import (
     is_same,
     key_of,
     merged,
+    placed,
     seen_through,
     terms_in,
     terms_of,
     unbroadcast,
 )
 from ._patterns import (
+    Exponential,
+    SumOfExponentials,
     Table,
-    applied,
     erfc_of,
     exponential_of,
-    lifted,
-    product_of,
+    exponentials_in,
+    match,
     rewritten,
+    shifted_terms,
+    sigmoid_of,
     square_root_of,
-    sum_of,
+    summed_exponential,
     summed_squares_of,
 )
-from ._replacements import scaled, single
-from ._rewrite import Rewrite
+from ._replacements import scaled, single, times, weighted_exp
+from ._rewrite import Rewrite, applied, product_of, sum_of
 
 
 def difference_from_one(step: Step) -> Rewrite | None:
@@ -300,145 +304,199 @@ def _counted(terms: Iterable[tuple[Any, float]]) -> tuple[dict[Any, float], floa
     return {key: number for key, number in numbers.items() if number}, constant
 
 
-def norm_at_zero(step: Step) -> Rewrite | None:
-    """Matches the root of a sum of squares. In the rewrite, the gradient at zero is zero."""
-    total = _radicand(step)
-    if total is None or (constant_of(total) is not None):
-        return None
-    terms = terms_of(total)
-    found = [summed_squares_of(part.value) for part in terms.parts]
-    is_sum_of_squares = not terms.constant and all(part.number > 0 for part in terms.parts)
-    if not found or None in found or not is_sum_of_squares:
-        return None
-    if all(seen_through(x).step.kind == "stop_gradient" for x in found if x is not None):
-        return None
-    return Rewrite((total,), stable.safe_sqrt)
+# --- Quotients of exponentials ---
 
 
-def _radicand(step: Step) -> Value | None:
-    """The argument of a square root, or None if `step` is not a square root."""
-    is_root = step.kind == "sqrt" or constant_of(step.inputs[-1]) == 0.5
-    return seen_through(step.inputs[0]) if is_root else None
-
-
-def hypotenuse(step: Step) -> Rewrite | None:
-    """Rewrites sqrt(x² + y²) so that the squares neither overflow nor underflow."""
-    total = _radicand(step)
-    if total is None:
-        return None
-    terms = terms_of(total)
-    num_terms = len(terms.parts) + (terms.constant != 0)
-    if num_terms < 2 or terms.constant < 0 or any(part.number != 1 for part in terms.parts):
-        return None
-    if len(terms.parts) == 1 and terms.constant < EPSILON:
-        return None
-    roots = [
-        dataclasses.replace(part, value=root)
-        for part in terms.parts
-        if (root := square_root_of(part.value)) is not None
-    ]
-    if len(roots) != len(terms.parts):
-        return None
-
-    def build(*roots: Array) -> Array:
-        constant = [jnp.full_like(roots[0], math.sqrt(terms.constant))] if terms.constant else []
-        return stable.length([*roots, *constant])
-
-    return applied(build, *(lifted(root, step.output.shape) for root in roots))
-
-
-EPSILON = 1e-3
-"""A smaller constant under a square root is assumed to be a guard, which keeps the gradient finite
-at zero.
+Split = tuple[Any, Any]
+"""Exponent and weight of an `Exponential`. None stands for an exponent of zero, and for a weight of
+one.
 """
 
 
-def direction_of_zero(step: Step) -> Rewrite | None:
-    """Rewrites x / |x| and x·y / (|x| |y|), so that they are zero if a norm is zero."""
-    product, shape = factors_of(step.output), step.output.shape
-    above = [part for part in product.parts if part.number > 0]
-    norms, others = [], []
-    for part in product.parts:
-        x = summed_squares_of(part.value) if part.number == -0.5 else None
-        is_norm = x is not None and any(_vanishes_with(each.value, x) for each in above)
-        (norms if is_norm else others).append(part)
-    if not norms:
+def quotient_of_exponentials(step: Step) -> Rewrite | None:
+    """Matches a sigmoid, softmax, tanh or softmax-weighted mean written with exponentials."""
+    value = step.output
+    if not terms_of(value).constant and (found := sigmoid_of(value)) is not None:
+        y, scale = found
+        return Rewrite((y,), lambda y: stable.sigmoid(scaled(scale, y)))
+    if (tanh := rewritten(TANHS, value, value.shape)) is not None:
+        return tanh
+    product = factors_of(value)
+    for total in product.parts:
+        if total.number >= 0:
+            continue
+        rest = tuple(part for part in product.parts if part is not total)
+        for rule in QUOTIENTS if total.number == -1 else QUOTIENTS[-2:]:
+            if (found := rule(value, Parts(product.constant, rest), total)) is not None:
+                return found
+    return None
+
+
+TANHS: Table = (
+    (lambda y: (lax.exp(y) - 1) / (lax.exp(y) + 1), lambda y: stable.tanh(y / 2)),
+    (lambda y: lax.sinh(y) / lax.cosh(y), stable.tanh),
+)
+
+
+def _multiplied_sigmoid(value: Value, above: Parts, below: Part) -> Rewrite | None:
+    """Matches a / (1 + exp(-y)) and a exp(y) / (n exp(y) + m exp(z))."""
+    shape = value.shape
+    found = exponentials_in(terms_in(dataclasses.replace(below, number=1.0)))
+    terms = [term for term in found if isinstance(term, Exponential) and not term.masks]
+    if len(found) != 2 or len(terms) != 2 or any(x.weights or x.number <= 0 for x in terms):
         return None
+    own, top = [_keys(term.exponents) for term in terms], exponential_of(above)
+    keys = _keys(top.exponents)
+    if keys not in own or top.masks:
+        return None
+    first, second = terms if keys == own[0] else terms[::-1]
+    ratio, scale = second.number / first.number, above.constant / first.number
 
-    def build(found: Array, *totals: Array) -> Array:
-        is_zero = found == 0
-        for total in totals:
-            found = found / jnp.sqrt(jnp.where(is_zero & (total == 0), 1, total))
-        return scaled(product.constant, found)
+    def build(first: Split, second: Split, weight: Array | None) -> Array:
+        (y, _), (z, _) = first, second
+        y = -z if y is None else y if z is None else y - z
+        if weight is None and ratio == 1 and abs(scale) <= 2:
+            return scaled(scale, stable.sigmoid(y))
+        weight = jnp.ones_like(y) if weight is None else weight
+        return stable.times_sigmoid(scaled(scale, weight), y, ratio)
 
-    return applied(build, product_of(others, shape), *(lifted(part, shape) for part in norms))
-
-
-def _vanishes_with(value: Value, x: Value, depth: int = 4) -> bool:
-    """Returns True if x is a factor of a value, or of each term of the value."""
-    if is_same(value, x):
-        return True
-    step = seen_through(value).step
-    if depth == 0 or step.kind not in ("reduce_sum", "dot_general", "mul"):
-        return False
-    return any(_vanishes_with(unbroadcast(each)[0], x, depth - 1) for each in step.inputs)
+    return applied(build, first.split(shape), second.split(shape), product_of(top.weights, shape))
 
 
-def _log_factor(value: Value) -> tuple[Part, Value, list[Part]] | None:
-    """The logarithm in a product, its argument, and the other factors of the product.
+def _softmax(value: Value, above: Parts, below: Part) -> Rewrite | None:
+    """Matches w exp(y) / sum(w exp(y)). The rewrite subtracts the largest exponent."""
+    total, shape = summed_exponential(below), value.shape
+    if total is None or total.inner != shape:
+        return None
+    if [i for i in below.axes if i >= 0] != [
+        i for i in range(len(shape)) if i not in total.reduced
+    ]:
+        return None
+    top = exponential_of(above)
+    if _alike(top) != _alike(total.term) or _keys(top.weights) != _keys(total.term.weights):
+        return None
+    scale = above.constant / total.term.number
 
-    Returns None unless exactly one factor is a logarithm.
+    def build(split: Split) -> Array:
+        y, w = split
+        terms = weighted_exp(stable.shifted_in_quotient(y, w, total.reduced), w)
+        return scaled(scale, terms / jnp.sum(terms, axis=total.reduced, keepdims=True))
+
+    return applied(build, top.split(shape))
+
+
+def _alike(term: Exponential) -> tuple[set[Any], set[Any]]:
+    """A key of a term. Terms with the same exponents and masks have equal keys."""
+    masks = {(key_of(mask.value), mask.axes, is_kept) for mask, is_kept in term.masks}
+    return _keys(term.exponents), masks
+
+
+def _keys(parts: Sequence[Part]) -> set[Any]:
+    return {(key_of(part.value), part.number, part.axes) for part in parts}
+
+
+def _weighted_mean(value: Value, above: Parts, below: Part) -> Rewrite | None:
+    """Matches sum(v w exp(y)) / sum(w exp(y)).
+
+    The numerator may also be a matrix product, as in attention.
     """
-    parts = factors_of(value).parts
-    logs = [part for part in parts if argument_of(part.value, "log") is not None]
-    if len(logs) != 1 or logs[0].number != 1 or logs[0].axes != all_axes(value):
+    total = summed_exponential(below)
+    places = ((part, _place_of_terms(part, total)) for part in above.parts if total is not None)
+    found = next(((part, place) for part, place in places if place is not None), None)
+    if total is None or found is None:
         return None
-    x = seen_through(logs[0].value).step.inputs[0]
-    return logs[0], x, [part for part in parts if part is not logs[0]]
+    part, place = found
+    step, shape = seen_through(part.value).step, value.shape
+    term = exponential_of(factors_of(step.inputs[place]))
+    extra = step.inputs[:place] + step.inputs[place + 1 :]
+    others = [each for each in above.parts if each is not part]
+    scale = above.constant * term.number / total.term.number
+
+    def build(below_split: Split, above_split: Split, factor: Array | None, *extra: Array) -> Array:
+        y, w = below_split
+        y = stable.shifted_in_quotient(y, w, total.reduced)
+        terms, above_terms = weighted_exp(y, w), weighted_exp(y, above_split[1])
+        mean = step.eqn.primitive.bind(*extra[:place], above_terms, *extra[place:], **step.params)
+        mean = broadcast(mean, part.axes, shape)
+        mean = mean / broadcast(jnp.sum(terms, axis=total.reduced), below.axes, shape)
+        return scaled(scale, times(mean, factor))
+
+    splits = (each.split(total.inner) for each in (total.term, term))
+    return applied(build, *splits, product_of(others, shape), *extra)
 
 
-def product_with_own_log(step: Step) -> Rewrite | None:
-    """Rewrites x log(x), so that it is zero at zero."""
-    if (found := _log_factor(step.output)) is None:
+def _place_of_terms(part: Part, total: SumOfExponentials) -> int | None:
+    """Finds v w exp(y) in the numerator of a weighted mean.
+
+    `part` is a sum or matrix product. Returns the index of the input of `part` that is v w exp(y)
+    and is summed over the axes of `total`. Returns None if there is no such input.
+    """
+    step = seen_through(part.value).step
+    if part.number != 1 or step.kind not in ("reduce_sum", "dot_general"):
         return None
-    log, x, others = found
-    inside, outside = (
-        {(key_of(part.value), part.number, part.axes) for part in parts}
-        for parts in (factors_of(x).parts, others)
-    )
-    if inside != outside or not inside:
+    for place, x in enumerate(step.inputs):
+        if step.kind == "reduce_sum":
+            axes, rows = step.params["axes"], part.axes
+        else:
+            axes = tuple(step.params["dimension_numbers"][0][place])
+            rows = tuple(part.axes[i] for i in axes_of_dot(step, place) if i >= 0)
+        term = exponential_of(factors_of(x))
+        is_alike = (x.shape, axes, rows) == (total.inner, total.reduced, total.axes)
+        if is_alike and _alike(term) == _alike(total.term):
+            return place
+    return None
+
+
+def _hyperbolic_secant(value: Value, above: Parts, below: Part) -> Rewrite | None:
+    """Matches a / cosh(y) ** k and a / (n exp(y) + n exp(-y)) ** k."""
+    found = match(lax.cosh, below.value)
+    if found is None or found.factor < 0:
         return None
-    scale = factors_of(step.output).constant / factors_of(x).constant
-    if log.value.rewrite is not None:
-        own = (x, log.value)
-        return Rewrite(own, lambda x, log: scaled(scale, x * jnp.where(x == 0, 0, log)))
+    scale = above.constant * found.factor**below.number
 
-    def build(x: Array) -> Array:
-        safe = jnp.where(x == 0, 1, x)
-        return scaled(scale, safe * jnp.log(safe))
+    def build(y: Array, x: Array | None) -> Array:
+        x = jnp.ones_like(y) if x is None else x
+        return stable.times_sech(scaled(scale, x), y, -below.number)
 
-    return Rewrite((x,), build)
+    y = sum_of(placed(found.holes, below.axes), value.shape)
+    return applied(build, y, product_of(above.parts, value.shape))
 
 
-def quotient_of_itself(step: Step) -> Rewrite | None:
-    """Rewrites x / x, so that it is one at zero."""
-    x, y = step.inputs
-    if constant_of(x) is not None or x.shape != y.shape or not is_same(x, y):
+def _shifted_quotient(value: Value, above: Parts, below: Part) -> Rewrite | None:
+    """Matches a exp(x) / (n exp(y) + m exp(z)) ** k. The rewrite subtracts the largest exponent."""
+    power = -below.number
+    top, shape, inner = exponential_of(above), value.shape, below.value.shape
+    if (total := summed_exponential(below)) is not None:
+        terms = [total.term] if total.term.may_overflow else []
+    else:
+        terms = exponentials_in(terms_of(below.value))
+        terms = terms if len(terms) > 1 and any(each.may_overflow for each in terms) else []
+    if not terms or any(term.number <= 0 for term in terms):
         return None
-    return Rewrite((x,), lambda x: jnp.where(jnp.isfinite(x), 1.0, jnp.nan))
+
+    def build(divisor: tuple[Array, Array], top: Split) -> Array:
+        large, divided = (broadcast(each, below.axes, shape) for each in divisor)
+        y, w = top
+        large = scaled(power, large)
+        y = -large if y is None else y - large
+        if w is None and abs(above.constant) > 2:
+            w = jnp.ones_like(y)
+        found = weighted_exp(y, above.constant if w is None else scaled(above.constant, w))
+        return found / stable.power_of(divided, power)
+
+    if total is not None:
+        term, axes = total.term, total.reduced
+
+        def along(split: Split) -> tuple[Array, Array]:
+            large, exps = stable.shifted_along(*split, axes)
+            return lax.squeeze(large, axes), scaled(term.number, jnp.sum(exps, axis=axes))
+
+        divisor = applied(along, term.split(total.inner))
+    else:
+        terms = shifted_terms(terms, inner)
+        divisor = applied(lambda found: (found[0], functools.reduce(jnp.add, found[1])), terms)
+    return applied(build, divisor, top.split(shape))
 
 
-def power_by_logarithm(step: Step) -> Rewrite | None:
-    """Rewrites exp(y log(x)) as x ** y, because exp(y log(x)) loses digits for large y log(x)."""
-    (product,) = step.inputs
-    if (found := _log_factor(product)) is None:
-        return None
-    _, x, others = found
-    c = factors_of(product).constant
-
-    def build(x: Array, y: Array | None) -> Array:
-        y = jnp.full_like(x, c) if y is None else scaled(c, y)
-        is_known = (x >= 0) & ~jnp.isnan(y)
-        return jnp.where(is_known, jnp.power(jnp.where(is_known, x, 1), y), jnp.nan)
-
-    return applied(build, x, product_of(others, product.shape))
+QUOTIENTS = (_multiplied_sigmoid, _softmax, _weighted_mean, _hyperbolic_secant, _shifted_quotient)
+"""Functions that match quotients. The first three match only divisors to the power one."""
