@@ -252,21 +252,20 @@ class _Flattener:
             # 0.12.0.1 repeats the outer scopes, so `_equation` removes them.
             repeated=scopes if name.startswith("custom_") else (),
         )
+        flatten = {"scan": self._scan, "while": self._while, "cond": self._cond}.get(name)
+        if flatten is not None:
+            return flatten(params, inputs, here)
         inner = _inner_programs(params)
-        if name == "scan":
-            return self._scan(params, inputs, here)
-        if name == "while":
-            return self._while(params, inputs, here)
-        if name == "cond":
-            return self._cond(params, inputs, here)
         if name == "shard_map":
             # Each device runs the program on its shard, so multiply `times` by the number of
             # devices.
             sizes, axes = params["mesh"].shape, params["newly_manual_axes"]
             times = here.times * math.prod(sizes[axis] for axis in axes)
             here = dataclasses.replace(here, times=times)
-        if len(inner) == 1 and (name == "shard_map" or _has_shapes(inner[0], equation.invars)):
-            return self.run(inner[0], inputs, here)[: len(equation.outvars)]
+        if len(inner) == 1:
+            parameters = getattr(inner[0], "jaxpr", inner[0]).invars
+            if name == "shard_map" or _shapes_of(parameters) == _shapes_of(equation.invars):
+                return self.run(inner[0], inputs, here)[: len(equation.outvars)]
         return self._operation(equation, inputs, here)
 
     def _scan(self, params: Any, inputs: list[Origin], position: _Position) -> list[Origin]:
@@ -340,11 +339,8 @@ def _inner_programs(params: dict[str, Any]) -> list[Any]:
     return closed or list(jaxprs_in_params(params))
 
 
-def _has_shapes(program: Any, inputs: Any) -> bool:
-    """Returns True if the inputs of a program have the same shapes as `inputs`."""
-    own = getattr(program, "jaxpr", program).invars
-    shapes = [[getattr(each.aval, "shape", None) for each in each_of] for each_of in (own, inputs)]
-    return shapes[0] == shapes[1]
+def _shapes_of(variables: Iterable[Any]) -> list[Any]:
+    return [getattr(each.aval, "shape", None) for each in variables]
 
 
 def line_of(source: Any) -> str:

@@ -387,8 +387,7 @@ def _softmax(value: Value, above: Parts, below: Part) -> Rewrite | None:
 
 def _alike(term: Exponential) -> tuple[set[Any], set[Any]]:
     """A key of a term. Terms with the same exponents and masks have equal keys."""
-    masks = {(key_of(mask.value), mask.axes, is_kept) for mask, is_kept in term.masks}
-    return _keys(term.exponents), masks
+    return _keys(term.exponents), _keys(term.masks)
 
 
 def _keys(parts: Sequence[Part]) -> set[Any]:

@@ -290,14 +290,14 @@ class Exponential:
 
     - `exponents`: terms of the exponent. If there are none, the exponent is zero.
     - `weights`: factors of any sign.
-    - `masks`: pairs of a Boolean condition and a value, True or False. The product is zero wherever
-      a condition does not have its value.
+    - `masks`: Boolean conditions. The number of a condition is 1 or 0. The product is zero wherever
+      a condition of number 1 is False, or a condition of number 0 is True.
     """
 
     number: float
     exponents: tuple[Part, ...] = ()
     weights: tuple[Part, ...] = ()
-    masks: tuple[tuple[Part, bool], ...] = ()
+    masks: tuple[Part, ...] = ()
 
     @property
     def may_underflow(self) -> bool:
@@ -316,15 +316,14 @@ class Exponential:
         """
 
         def masked(y: Array, w: Array | None, *conditions: Array) -> tuple[Array, Array | None]:
-            for condition, (_, is_kept) in zip(conditions, self.masks, strict=True):
-                condition = condition if is_kept else ~condition
+            for condition, mask in zip(conditions, self.masks, strict=True):
+                condition = condition if mask.number else ~condition
                 y = jnp.where(condition, y, -jnp.inf)
                 w = None if w is None else jnp.where(condition, w, 0)
             return y, w
 
-        masks = (lifted(mask, shape) for mask, _ in self.masks)
         y, w = sum_of(self.exponents, shape), product_of(self.weights, shape)
-        return applied(masked, y, w, *masks)
+        return applied(masked, y, w, *(lifted(mask, shape) for mask in self.masks))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -381,12 +380,12 @@ def exponential_of(product: Parts) -> Exponential:
             y, scale = found
             exponents.append(dataclasses.replace(part, value=y, number=scale * part.number))
         elif part.number == 1 and (masked := _masked_exponential(part.value)) is not None:
-            inner, mask, is_kept = masked
+            inner, mask = masked
             constant *= inner.constant
             rest += placed(inner.parts[::-1], part.axes)
-            masks.append((*placed((mask,), part.axes), is_kept))
+            masks += placed((mask,), part.axes)
         elif part.number == 1 and (condition := _condition_of(part.value)) is not None:
-            masks.append((*placed((condition,), part.axes), True))
+            masks += placed((condition,), part.axes)
             weights_of_masks.append(part)
         else:
             weights.append(part)
@@ -403,11 +402,11 @@ def _condition_of(value: Value) -> Part | None:
     return Part(1.0, *unbroadcast(condition))
 
 
-def _masked_exponential(value: Value) -> tuple[Parts, Part, bool] | None:
+def _masked_exponential(value: Value) -> tuple[Parts, Part] | None:
     """Matches where(mask, exp(y), 0) or where(mask, 0, exp(y)).
 
-    **Returns:** the product that contains exp(y), the mask, and the value of the mask, True or
-    False, for which the product is selected.
+    **Returns:** the product that contains exp(y), and the mask. The number of the mask is 1 if the
+    product is selected where the mask is True, otherwise 0.
     """
     step = seen_through(value).step
     if step.kind != "select_n" or step.inputs[0].dtype != bool:
@@ -419,7 +418,7 @@ def _masked_exponential(value: Value) -> tuple[Parts, Part, bool] | None:
         if constant_of(branches[zero]) == 0:
             product = factors_of(branches[kept])
             if any(exponent_of(part.value) is not None for part in product.parts):
-                return product, Part(1.0, *unbroadcast(condition)), bool(kept)
+                return product, Part(kept, *unbroadcast(condition))
     return None
 
 
