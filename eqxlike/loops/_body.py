@@ -65,7 +65,8 @@ def _impl_of_key(leaf: Any) -> Any:
 class Body:
     """A traced loop body.
 
-    - `consts`: the arrays that the body closes over.
+    - `consts`: the arrays that the body closes over, and then the consts of a loop's condition.
+    - `num_own_consts`: the number of consts that the body closes over.
     - `step`: the body as a function of lists of arrays.
     - `reading_step`: the same step, but without writes to buffers. `None` if the carry has no
       buffers.
@@ -79,6 +80,7 @@ class Body:
     """
 
     consts: list[Array]
+    num_own_consts: int
     step: Step
     reading_step: Step | None
     carry: list[Array]
@@ -155,7 +157,9 @@ def trace_body(
     arrays = [index for index, leaf in enumerate(jtu.tree_leaves(init)) if is_array_like(leaf)]
     is_buffer = tuple(index in buffer_indices for index in arrays)
     is_outer_buffer = tuple(index in buffer_indices and index in outer for index in arrays)
-    return Body(consts, step, reading_step, carry, spec, y_spec, is_buffer, is_outer_buffer, outer)
+    steps = step, reading_step
+    are_buffers = is_buffer, is_outer_buffer
+    return Body(consts, len(consts), *steps, carry, spec, y_spec, *are_buffers, outer)
 
 
 def _find_buffers(init: PyTree, buffers: Buffers | None) -> set[int]:

@@ -5,7 +5,7 @@ then runs the segments again, from the last to the first. In each segment, rever
 carry of each step, and then differentiates each step. If a segment has `sqrt(length)` steps, this
 method saves `2 * sqrt(length)` carries. The method takes three runs of the scan and one run of the
 derivative of the scan. A segment is not divided further. If the method would save more carries than
-the allowed `checkpoints`, `_revolve` reverses the scan instead.
+the allowed `checkpoints`, `revolve` reverses the scan instead.
 
     def pull_back(body, starts, ct, segment_length):  # starts: the carry before each segment
         def segment_back(ct, start):
@@ -46,9 +46,8 @@ from .._transforms._derivatives._linear_call import (
     zero_tangent,
 )
 from ._primitives import unvmap_any, with_transpose
-from ._revolve import revolve
 from ._scan import Arrays, Nonzero, Operands, Scan, Step, find_nonzero, split, with_row, zero_rows
-from ._step import clear_written, pull_back_step, run, select_active, with_jvp
+from ._step import clear_written, pull_back_step, revolve, run, select_active, with_jvp
 
 Saved = tuple[list[Array], list[Array], list[Array]]
 """`(carry, ys, saved)`: the two outputs of a scan, and the saved carry before each segment."""

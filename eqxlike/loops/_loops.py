@@ -93,16 +93,14 @@ def while_loop(
 
     def traced(axes: frozenset[Any]) -> tuple[Any, ...]:
         body = trace_body("body_fun", step, init_val, TreeSpec(None), [], buffers, axes)
-        return len(body.consts), *trace_condition("cond_fun", cond_fun, body)
+        return trace_condition("cond_fun", cond_fun, body)
 
-    num_body_consts, body, condition, axes = traced(frozenset())
+    body, condition, axes = traced(frozenset())
     if axes:
         # Under `jax.shard_map`, the condition may differ between devices. Then the number of steps
         # differs too. So the carry must vary over the same mesh axes as the condition.
-        num_body_consts, body, condition, _ = traced(axes)
-    return body.unflatten(
-        _run_while("while_loop", body, num_body_consts, condition, kind, max_steps, checkpoints)
-    )
+        body, condition, _ = traced(axes)
+    return body.unflatten(_run_while("while_loop", body, condition, kind, max_steps, checkpoints))
 
 
 def fori_loop(
@@ -180,12 +178,10 @@ def fori_loop(
     first = vary(first, varying_axes(end))
     body = traced(first)
 
-    numbered, num_body_consts = _numbered(body, first, end), len(body.consts)
+    numbered = _numbered(body, first, end)
     name = "fori_loop whose bounds are unknown at trace time"
     is_before_end: Condition = lambda consts, carry: carry[0] < consts[-1]  # noqa: E731
-    _, *carry = _run_while(
-        name, numbered, num_body_consts, is_before_end, kind, max_steps, checkpoints
-    )
+    _, *carry = _run_while(name, numbered, is_before_end, kind, max_steps, checkpoints)
     return body.unflatten(carry)
 
 
@@ -294,7 +290,6 @@ def _checked_limit(
 def _run_while(
     name: str,
     body: Body,
-    num_body_consts: int,
     condition: Condition,
     kind: str,
     max_steps: int | None,
@@ -308,10 +303,9 @@ def _run_while(
     **Arguments:**
 
     - `name`: the name of the loop in the error about reverse mode.
-    - `num_body_consts`: the number of consts that the body uses; the condition uses the others.
     """
     length = _UNBOUNDED if max_steps is None else max_steps
-    loop = While(condition, _scan_of(body, length, kind, checkpoints), num_body_consts)
+    loop = While(condition, _scan_of(body, length, kind, checkpoints), body.num_own_consts)
     operands = Operands(body.consts, body.carry, [])
     if kind == "lax":
         return without_transpose(
@@ -362,17 +356,13 @@ def _dtype_of(lower: Any, upper: Any) -> Any:
                 f"fori_loop expected an integer of shape () for `{name}`, got "
                 f"{describe_node(bound)}."
             )
-    strong = {
-        name: jnp.result_type(bound)
-        for name, bound in bounds.items()
-        if not jax.typeof(bound).weak_type
-    }
-    if len(set(strong.values())) > 1:
+    strong = [jnp.result_type(each) for each in bounds.values() if not jax.typeof(each).weak_type]
+    if len(set(strong)) > 1:
         raise TypeError(
-            f"fori_loop expected `lower` and `upper` of the same dtype, got {strong['lower']} and "
-            f"{strong['upper']}."
+            f"fori_loop expected `lower` and `upper` of the same dtype, got {strong[0]} and "
+            f"{strong[1]}."
         )
-    return next(iter(strong.values()), None)
+    return strong[0] if strong else None
 
 
 def _run_scan(

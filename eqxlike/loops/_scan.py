@@ -6,8 +6,8 @@ The loops on lists of arrays are in these files, from the lowest layer up:
   the arrays that have tangents, and builds the scan that propagates them.
 - `_primitives`: primitives with which a batch of loops stays one loop under `jax.vmap`, and the
   transpose of a loop of unknown length, for `jax.linear_transpose`.
-- `_step`: the forward pass of a scan, the backward pass of one step, the cotangents of buffers.
-- `_revolve`: reverse mode with few saved carries.
+- `_step`: the forward pass of a scan, the backward pass of one step, reverse mode with few saved
+  carries (`revolve`), and the cotangents of buffers.
 - `_counted`: the differentiable scan, and a loop of unknown length, which is differentiated as a
   scan of the steps that it ran. The top of the file explains the method.
 
@@ -64,7 +64,7 @@ class Scan:
     - `step`: one step.
     - `length`: the largest number of steps.
     - `levels`: `(length,)`, or `(number of segments, steps in a segment)`. The product of the two
-      numbers is at least `length`. Empty for a scan that `_revolve` reverses.
+      numbers is at least `length`. Empty for a scan that `revolve` reverses.
     - `is_masked`: for each array of the carry, whether `step` itself leaves it unchanged for batch
       members that are not active. For all other arrays, the scan selects the old or the new value.
     - `is_written_once`: for each array of the carry, whether it is a buffer. Each entry of a buffer
@@ -90,7 +90,7 @@ class Scan:
 
     @property
     def has_few_checkpoints(self) -> bool:
-        """Whether two levels would save too many carries. `_revolve` is then used."""
+        """Whether two levels would save too many carries. `revolve` is then used."""
         return not self.levels
 
     @property
@@ -304,7 +304,7 @@ class Segments:
 
 
 def levels_for(length: int, checkpoints: int | None) -> tuple[int, ...]:
-    """The `levels` of a `Scan`: one or two numbers; empty if `_revolve` must be used.
+    """The `levels` of a `Scan`: one or two numbers; empty if `revolve` must be used.
 
     **Arguments:**
 
@@ -380,7 +380,7 @@ def find_nonzero(scan: Scan, operands: Operands, nonzero: Nonzero) -> Nonzero:
         carry = list(map(operator.or_, nonzero.carry, nonzero_carry))
         if carry == nonzero.carry:
             if scan.has_few_checkpoints:
-                # A derivative in `_revolve` may need more tangents, so all inexact ys stay flagged.
+                # A derivative in `revolve` may need more tangents, so all inexact ys stay flagged.
                 return nonzero
             return dataclasses.replace(nonzero, ys=nonzero_ys)
         nonzero = dataclasses.replace(nonzero, carry=carry)
