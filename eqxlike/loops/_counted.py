@@ -47,7 +47,7 @@ from .._transforms._derivatives._linear_call import (
 )
 from ._primitives import unvmap_any, with_transpose
 from ._scan import Arrays, Nonzero, Operands, Scan, Step, find_nonzero, split, with_row, zero_rows
-from ._step import clear_written, pull_back_step, revolve, run, select_active, with_jvp
+from ._step import Reversal, clear_written, revolve, run, select_active, with_jvp
 
 Saved = tuple[list[Array], list[Array], list[Array]]
 """`(carry, ys, saved)`: the two outputs of a scan, and the saved carry before each segment."""
@@ -129,11 +129,12 @@ def tangents_of(
         filled = operands.unflatten(residuals)
         ct_carry, ct_ys = split(cotangents, sum(nonzero.carry))
         _check_consts(filled, nonzero)
+        reversal = Reversal(scan, nonzero, is_shared)
         if scan.has_few_checkpoints:
-            return _pull_back_by_revolve(scan, filled, nonzero, last, ct_carry, ct_ys, is_shared)
+            return _pull_back_by_revolve(reversal, filled, last, ct_carry, ct_ys)
         ct_consts = list(map(jnp.zeros_like, select(filled.consts, nonzero.consts)))
         ct_carry, ct_consts, ct_xs = _pull_back(
-            scan, filled, nonzero, saved, last, ct_carry, ct_ys, ct_consts, is_shared
+            reversal, filled, saved, last, ct_carry, ct_ys, ct_consts
         )
         return [*ct_consts, *ct_carry, *ct_xs]
 
@@ -177,15 +178,13 @@ def _push_forward(
 
 
 def _pull_back(
-    scan: Scan,
+    reversal: Reversal,
     operands: Operands,
-    nonzero: Nonzero,
     saved: Arrays,
     last: Arrays,
     ct_carry: Arrays,
     ct_ys: Arrays,
     ct_consts: Arrays,
-    is_shared: tuple[bool, ...],
 ) -> tuple[list[Array], list[Array], list[Array]]:
     """Computes the cotangents of the initial carry, of the consts and of the xs.
 
@@ -195,31 +194,30 @@ def _pull_back(
     - `last`: the last carry. Its buffers are used in all steps.
     - `ct_carry`, `ct_ys`: the cotangents of the outputs.
     - `ct_consts`: the cotangents of the consts, summed over the steps that are already reversed.
-    - `is_shared`: for each nonzero const, whether its cotangent is summed over a batch.
     """
+    scan = reversal.scan
     segment, segments = scan.segment, scan.segments(operands)
     num_consts, num_carry, num_xs = map(len, (operands.consts, last, operands.xs))
 
     def pull_back_segment(consts: Arrays, state: Arrays, x: Arrays, is_active: Any) -> Any:
         consts, last, total = split(consts, num_consts, num_carry)
-        ct_carry, ct_consts = split(state, len(state) - sum(nonzero.consts))
+        ct_carry, ct_consts = split(state, len(state) - len(reversal.is_shared))
         [index], saved, xs, ct_ys = split(x, 1, len(scan.saved(last)), num_xs)
         carry = scan.restored(saved, last)
         if segment.length > 1:
             inner = Operands(consts, carry, xs, segments.count_in(index, total, is_active))
             _, _, saved = save(segment.reading, inner)
+            in_segment = dataclasses.replace(reversal, scan=segment)
             ct_carry, ct_consts, ct_xs = _pull_back(
-                segment, inner, nonzero, saved, last, ct_carry, ct_ys, ct_consts, is_shared
+                in_segment, inner, saved, last, ct_carry, ct_ys, ct_consts
             )
             return [*ct_carry, *ct_consts], ct_xs
         x, ct_y = ([rows[0] for rows in of_segment] for of_segment in (xs, ct_ys))
-        more, ct_carry, ct_x = pull_back_step(
-            scan, nonzero, is_shared, consts, carry, x, is_active, ct_carry, ct_y
-        )
+        more, ct_carry, ct_x = reversal.step_back(consts, carry, x, is_active, (ct_carry, ct_y))
         ct_consts = list(map(jax.lax.add, ct_consts, more))
         return [*ct_carry, *ct_consts], [array[None] for array in ct_x]
 
-    is_masked = (*select(scan.is_masked, nonzero.carry), *[True] * len(ct_consts))
+    is_masked = (*reversal.is_masked, *[True] * len(ct_consts))
     backward = dataclasses.replace(
         scan.over_segments(pull_back_segment),
         is_masked=is_masked,
@@ -243,15 +241,10 @@ def _pull_back(
 
 
 def _pull_back_by_revolve(
-    scan: Scan,
-    operands: Operands,
-    nonzero: Nonzero,
-    last: Arrays,
-    ct_carry: Arrays,
-    ct_ys: Arrays,
-    is_shared: tuple[bool, ...],
+    reversal: Reversal, operands: Operands, last: Arrays, ct_carry: Arrays, ct_ys: Arrays
 ) -> list[Array]:
     """A differentiable `revolve`, with the same arguments."""
+    scan, nonzero = reversal.scan, reversal.nonzero
     if operands.count is None:
         operands = dataclasses.replace(operands, count=jnp.asarray(scan.length))
     numbers = len(operands.flatten()), len(last), len(ct_carry)
@@ -259,14 +252,15 @@ def _pull_back_by_revolve(
     def run_flat(flat: Arrays) -> list[Array]:
         flat, last, ct_carry, ct_ys = split(flat, *numbers)
         filled = operands.unflatten(flat)
-        return revolve(scan, filled, nonzero, last, ct_carry, ct_ys, is_shared)
+        return revolve(reversal, filled, last, ct_carry, ct_ys)
 
     def run_wider(wider: Nonzero, flat: Arrays) -> list[Array]:
         """Computes cotangents of more operands, `wider`. Returns the cotangents of `nonzero`."""
         flat, last, ct_carry, ct_ys = split(flat, *numbers)
         ct_carry = select(fill(ct_carry, map(jnp.zeros_like, last), nonzero.carry), wider.carry)
-        filled, none_shared = operands.unflatten(flat), (False,) * sum(wider.consts)
-        more = _pull_back_by_revolve(scan, filled, wider, last, ct_carry, ct_ys, none_shared)
+        of_wider = Reversal(scan, wider, (False,) * sum(wider.consts))
+        filled = operands.unflatten(flat)
+        more = _pull_back_by_revolve(of_wider, filled, last, ct_carry, ct_ys)
         return select(more, select(nonzero.flatten(), wider.flatten()))
 
     def differentiate(arrays: Arrays, tangents: Arrays) -> Any:
@@ -278,7 +272,7 @@ def _pull_back_by_revolve(
         wider = find_nonzero(scan, filled, nonzero.union(dots))
         if wider != nonzero:
             return jvp_of_moving(functools.partial(run_wider, wider), arrays, tangents)
-        output = _pull_back_by_revolve(scan, filled, nonzero, last, ct_carry, ct_ys, is_shared)
+        output = _pull_back_by_revolve(reversal, filled, last, ct_carry, ct_ys)
         second = _SecondDerivative(scan, operands, nonzero)
         directions = list(map(instantiate, [*select(dots, nonzero.flatten()), *ct_outputs_dot]))
         return output, linear_call(
@@ -343,14 +337,13 @@ class _SecondDerivative:
             [*nonzero.xs, *[False] * len(xs_dot)],
             [*nonzero.ys, *[True] * len(ct_ys)],
         )
+        scan = self.scan.with_tangents(operands, nonzero, with_ys=True)
         cotangents = _pull_back_by_revolve(
-            self.scan.with_tangents(operands, nonzero, with_ys=True),
+            Reversal(scan, doubled, (False,) * sum(doubled.consts)),
             operands.followed_by(*dots),
-            doubled,
             [*last, *last_dot[:num_carry]],
             [*ct_carry_dot, *ct_carry],
             [*ct_ys_dot, *ct_ys],
-            (False,) * sum(doubled.consts),
         )
         ct_consts, ct_carry, ct_xs = doubled.split(cotangents)
         return [*ct_consts, *ct_carry[:num_carry], *ct_xs]

@@ -94,72 +94,66 @@ def select_active(
 # --- The backward pass of one step, for one batch member and for a batch ---
 
 
-def pull_back_step(
-    scan: Scan,
-    nonzero: Nonzero,
-    is_shared: tuple[bool, ...],
-    consts: Arrays,
-    carry: Arrays,
-    x: Arrays,
-    is_active: Any,
-    ct_carry: Arrays,
-    ct_y: Arrays,
-) -> Parts:
-    """Computes the cotangents of the nonzero operands of a step.
+@dataclasses.dataclass(frozen=True)
+class Reversal:
+    """The static part of reverse mode of a scan.
 
-    The cotangents of the consts and of x are zero for batch members that are not active.
-
-    **Arguments:**
-
+    - `nonzero`: flags the arrays for which cotangents are computed.
     - `is_shared`: for each nonzero const, whether its cotangent is summed over a batch.
-    - `ct_carry`, `ct_y`: the cotangents of the outputs of the step.
     """
-    is_active = jnp.asarray(is_active)
 
-    def of_one(*args: Any) -> Parts:
-        consts, carry, x, is_active, ct_carry, ct_y = args
-        function = scan.step_of_nonzero(nonzero, consts, carry, x, is_active)
-        _, vjp, _ = jax.vjp(function, *nonzero.select(consts, carry, x), has_aux=True)
-        ct_consts, ct_carry, ct_x = vjp((ct_carry, ct_y))
-        return _where_active(is_active, ct_consts), ct_carry, _where_active(is_active, ct_x)
+    scan: Scan
+    nonzero: Nonzero
+    is_shared: tuple[bool, ...]
 
-    args = list(consts), list(carry), list(x), is_active, list(ct_carry), list(ct_y)
-    if not any(is_shared):
-        return of_one(*args)
-    mappable = custom_vmap(of_one)
+    @property
+    def is_masked(self) -> list[bool]:
+        """`Scan.is_masked` of the nonzero arrays of the carry."""
+        return select(self.scan.is_masked, self.nonzero.carry)
 
-    @mappable.def_vmap
-    def _of_batch(size: int, is_batched: Any, *args: Any) -> Any:
-        ct_consts, ct_carry, ct_x = _pull_back_batch(
-            scan, nonzero, is_shared, size, is_batched, *args
-        )
-        are_mapped = (
-            [not shared for shared in is_shared],
-            [True] * len(ct_carry),
-            [True] * len(ct_x),
-        )
-        return (ct_consts, ct_carry, ct_x), are_mapped
+    def step_back(
+        self, consts: Arrays, carry: Arrays, x: Arrays, is_active: Any, ct_outputs: Any
+    ) -> Parts:
+        """Computes the cotangents of the nonzero operands of a step.
 
-    return mappable(*args)
+        The cotangents of the consts and of x are zero for batch members that are not active.
+
+        **Arguments:**
+
+        - `ct_outputs`: the pair of the cotangents of the carry and y that the step returns.
+        """
+
+        def of_one(consts: Any, carry: Any, x: Any, is_active: Any, ct_outputs: Any) -> Parts:
+            function = self.scan.step_of_nonzero(self.nonzero, consts, carry, x, is_active)
+            _, vjp, _ = jax.vjp(function, *self.nonzero.select(consts, carry, x), has_aux=True)
+            ct_consts, ct_carry, ct_x = vjp(ct_outputs)
+            return _where_active(is_active, ct_consts), ct_carry, _where_active(is_active, ct_x)
+
+        ct_outputs = tuple(map(list, ct_outputs))
+        args = list(consts), list(carry), list(x), jnp.asarray(is_active), ct_outputs
+        if not any(self.is_shared):
+            return of_one(*args)
+        mappable = custom_vmap(of_one)
+
+        @mappable.def_vmap
+        def _of_batch(size: int, is_batched: Any, *args: Any) -> Any:
+            cotangents = _step_back_batch(self, size, is_batched, *args)
+            of_consts = [not shared for shared in self.is_shared]
+            return cotangents, (of_consts, *([True] * len(part) for part in cotangents[1:]))
+
+        return mappable(*args)
 
 
-def _pull_back_batch(
-    scan: Scan,
-    nonzero: Nonzero,
-    is_shared: tuple[bool, ...],
-    size: int,
-    is_batched: Any,
-    *args: Any,
-) -> Parts:
+def _step_back_batch(reversal: Reversal, size: int, is_batched: Any, *args: Any) -> Parts:
     """Differentiates one step of a whole batch as one function, and returns the cotangents.
 
     Suppose that each member multiplies a vector by a shared matrix. Then the cotangent of the
     matrix is computed as one matrix product, not as a sum of outer products.
     """
-    consts, carry, x, is_active, ct_carry, ct_y = args
-    are_batched, (is_mixed, *ct_outputs) = is_batched[:3], is_batched[3:]
+    scan, nonzero = reversal.scan, reversal.nonzero
+    consts, carry, x, is_active, ct_outputs = args
+    *are_batched, is_mixed, have_batches = is_batched
     are_active = jnp.broadcast_to(is_active, (size,))
-    is_masked = select(scan.is_masked, nonzero.carry)
 
     def where_active(new: Array, old: Any) -> Array:
         if not is_mixed:
@@ -184,7 +178,10 @@ def _pull_back_batch(
         *([consts, carry, x], are_batched, stay),
     )
     parts = nonzero.select(consts, carry, x)
-    are_mapped = [not shared for shared in is_shared], *([True] * len(part) for part in parts[1:])
+    are_mapped = (
+        [not shared for shared in reversal.is_shared],
+        *([True] * len(part) for part in parts[1:]),
+    )
     had_batches = nonzero.select(*are_batched)
     parts = jax.tree.map(
         lambda array, had_batch, is_mapped: spread(array, had_batch or not is_mapped),
@@ -201,10 +198,10 @@ def _pull_back_batch(
         )
         return jax.vmap(of_member, (*in_axes, 0))(*parts, consts, carry, x, are_active)
 
-    ct_carry, ct_y = jax.tree.map(spread, [ct_carry, ct_y], ct_outputs)
+    ct_carry, ct_y = jax.tree.map(spread, ct_outputs, have_batches)
     ct_active = [
         ct if masked else where_active(ct, 0)
-        for ct, masked in zip(ct_carry, is_masked, strict=True)
+        for ct, masked in zip(ct_carry, reversal.is_masked, strict=True)
     ]
     _, vjp = jax.vjp(of_batch, *parts)
     ct_consts, ct_start, ct_x = vjp((ct_active, [where_active(ct, 0) for ct in ct_y]))
@@ -212,11 +209,11 @@ def _pull_back_batch(
     is_any = jnp.any(are_active)
     ct_consts = [
         jnp.where(is_any, ct, 0) if shared else where_active(ct, 0)
-        for ct, shared in zip(ct_consts, is_shared, strict=True)
+        for ct, shared in zip(ct_consts, reversal.is_shared, strict=True)
     ]
     ct_start = [
         new if masked else where_active(new, old)
-        for new, old, masked in zip(ct_start, ct_carry, is_masked, strict=True)
+        for new, old, masked in zip(ct_start, ct_carry, reversal.is_masked, strict=True)
     ]
     return ct_consts, ct_start, [where_active(ct, 0) for ct in ct_x]
 
@@ -290,13 +287,7 @@ def _equal_or_nan(array: Array, other: Array) -> Array:
 
 
 def revolve(
-    scan: Scan,
-    operands: Operands,
-    nonzero: Nonzero,
-    last: Arrays,
-    ct_carry: Arrays,
-    ct_ys: Arrays,
-    is_shared: tuple[bool, ...],
+    reversal: Reversal, operands: Operands, last: Arrays, ct_carry: Arrays, ct_ys: Arrays
 ) -> list[Array]:
     """Computes the cotangents of the nonzero operands of a scan with few checkpoints.
 
@@ -306,12 +297,11 @@ def revolve(
 
     - `last`: the last carry. Its buffers are used in all steps.
     - `ct_carry`, `ct_ys`: the cotangents of the outputs.
-    - `is_shared`: for each nonzero const, whether its cotangent is summed over a batch.
     """
+    scan, nonzero = reversal.scan, reversal.nonzero
     checkpoints, consts, xs, count = scan.checkpoints, operands.consts, operands.xs, operands.count
     assert checkpoints is not None
     assert count is not None
-    is_masked = select(scan.is_masked, nonzero.carry)
 
     def row_at(index: Array) -> Array:
         """The index of the row of `xs` that step `index` gets."""
@@ -350,10 +340,10 @@ def revolve(
         carry = scan.restored(advance(row_of(saved.rows, saved.top), start, index), last)
         row = row_at(index)
         x, is_active = row_of(xs, row), row < count
-        more, ct_new_carry, ct_x = pull_back_step(
-            scan, nonzero, is_shared, consts, carry, x, is_active, ct_carry, row_of(ct_ys, row)
+        more, ct_new_carry, ct_x = reversal.step_back(
+            consts, carry, x, is_active, (ct_carry, row_of(ct_ys, row))
         )
-        ct_carry = select_active(is_masked, is_active, ct_new_carry, ct_carry)
+        ct_carry = select_active(reversal.is_masked, is_active, ct_new_carry, ct_carry)
         ct_consts = list(map(jax.lax.add, ct_consts, more))
         top = jnp.where(start == index, saved.top - 1, saved.top)
         return saved._replace(top=top), ct_carry, ct_consts, with_row(ct_xs, row, ct_x)
