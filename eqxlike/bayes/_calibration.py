@@ -408,8 +408,11 @@ def conformal_quantile(scores: Float[Array, " N"], level: float, name: str) -> F
 
     **Raises:** `ValueError` unless `0 < level < 1`, or if N is too small for the level.
     """
-    exact = _as_written(level)
-    size = len(scores)
+    number = real_number(level, "level")
+    if not 0 < number < 1:
+        raise ValueError(f"level must lie in (0, 1), got {level!r}.")
+    # The level as it is written. With floats, `ceil(0.55 * 20)` would be 12 instead of 11.
+    exact, size = Fraction(repr(number)), len(scores)
     rank = math.ceil((size + 1) * exact)
     if rank > size:
         raise ValueError(
@@ -417,14 +420,6 @@ def conformal_quantile(scores: Float[Array, " N"], level: float, name: str) -> F
             f"level {level}, got {size}."
         )
     return jnp.sort(scores)[rank - 1]
-
-
-def _as_written(level: float) -> Fraction:
-    """The level as an exact fraction. With floats, `ceil(0.55 * 20)` would be 12 instead of 11."""
-    number = real_number(level, "level")
-    if not 0 < number < 1:
-        raise ValueError(f"level must lie in (0, 1), got {level!r}.")
-    return Fraction(repr(number))
 
 
 # --- Checks of the calibration examples ---

@@ -486,8 +486,8 @@ def write_chains(
 
 def read_chains(
     path: pathlib.Path, problem: Problem, method: Method, started: Chains, key: PRNGKeyArray | None
-) -> Chains:
-    """Reads the state of a run from a file.
+) -> tuple[Chains, PRNGKeyArray]:
+    """Reads the state and the key of a run from a file.
 
     **Arguments:**
 
@@ -507,15 +507,9 @@ def read_chains(
             states, records = tree_deserialise_leaves(file, (started.states, records))
         except RuntimeError as error:
             raise ValueError(f"{path} is damaged: {error}") from error
-    return Chains(header["step"], states, jtu.tree_map(np.asarray, records))
-
-
-def read_key(path: pathlib.Path) -> PRNGKeyArray:
-    """Reads the key of a run from a file."""
-    with open(path, "rb") as file:
-        header = _read_header(path, file)
     data, name = header["key"]
-    return jr.wrap_key_data(jnp.asarray(data, jnp.uint32), impl=name)
+    saved_key = jr.wrap_key_data(jnp.asarray(data, jnp.uint32), impl=name)
+    return Chains(header["step"], states, jtu.tree_map(np.asarray, records)), saved_key
 
 
 def _header(problem: Problem, method: Method, key: PRNGKeyArray | None) -> dict[str, Any]:

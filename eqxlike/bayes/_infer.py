@@ -31,7 +31,6 @@ from ._fitted import (
     FittedPosterior,
     fitted_from,
     read_chains,
-    read_key,
     with_predictive,
     write_chains,
 )
@@ -163,7 +162,7 @@ def _inferred(
     _check_start(problem)
     chains = start(method, problem, key)
     if path is not None and path.exists():
-        chains = read_chains(path, problem, method, chains, key)
+        chains, _ = read_chains(path, problem, method, chains, key)
     parts, saved_at = [chains.records], time.monotonic()
 
     def save() -> None:
@@ -182,7 +181,12 @@ def _inferred(
             on_step(chains.step, _progress_text(last))
             if interrupt.is_requested:
                 save()
-                raise interrupt.exception(_interrupt_message(path, chains.step, method.num_steps))
+                where = "Nothing was saved: pass `checkpoint=PATH` to save runs."
+                if path is not None:
+                    where = f"The run is saved in {path}; repeat the call to continue it."
+                raise interrupt.exception(
+                    f"bayes.infer: stopped after step {chains.step} of {method.num_steps}. {where}"
+                )
             if time.monotonic() - saved_at > checkpoint_every_s:
                 save()
                 saved_at = time.monotonic()
@@ -202,14 +206,6 @@ def _progress_text(last: dict[str, np.ndarray]) -> str:
         if field in last
     )
     return ", ".join(shown) or "running"
-
-
-def _interrupt_message(path: pathlib.Path | None, step: int, num_steps: int) -> str:
-    if path is None:
-        where = "Nothing was saved: pass `checkpoint=PATH` to save runs."
-    else:
-        where = f"The run is saved in {path}; repeat the call to continue it."
-    return f"bayes.infer: stopped after step {step} of {num_steps}. {where}"
 
 
 # --- The loop: each compiled call makes many steps ---
@@ -357,8 +353,8 @@ def load(path: str | os.PathLike[str], target: Posterior, method: Method) -> Fit
         structs = filter_eval_shape(_start, method, problem, jr.key(0))
     states, records = jtu.tree_map(lambda each: np.zeros(each.shape, each.dtype), structs)
     blank = Chains(0, jtu.tree_map(jnp.asarray, states), records)
-    chains = read_chains(path, problem, method, blank, None)
-    return with_predictive(fitted_from(problem, method, chains, read_key(path)))
+    chains, key = read_chains(path, problem, method, blank, None)
+    return with_predictive(fitted_from(problem, method, chains, key))
 
 
 # --- Simulation-based calibration ---

@@ -14,12 +14,9 @@ from jaxtyping import Array, Float, PRNGKeyArray, Shaped
 
 from .. import Module, field, filter_jit
 from ..ad import Mode, differentiate_with
-from ._posterior import Data, Posterior, Unknowns
+from ._posterior import Data, Posterior, Unknowns, Vector
 
 # --- The unknowns of a posterior as one vector in linked space ---
-
-
-Vector = Float[Array, " d"]
 
 
 class Problem(Module):

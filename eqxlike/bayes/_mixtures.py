@@ -1,8 +1,6 @@
 """Predictive distributions: equally weighted mixtures over the networks of a posterior."""
 
-import contextlib
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -126,9 +124,7 @@ class Mixture(Module):
         return self.quantile(tail), self.quantile(1 - tail)
 
     def _moment(self, name: str) -> Float[Array, "S *B"]:
-        with as_libraries_compute(), self._named(name):
-            found = jnp.broadcast_to(getattr(self.components, name), self.components.batch_shape)
-        return as_floating(found)
+        return as_floating(jnp.broadcast_to(self._ask(name), self.components.batch_shape))
 
     def _moment_if_any(self, name: str) -> Float[Array, "S *B"]:
         """The moment, or NaN if NumPyro does not implement it."""
@@ -146,9 +142,8 @@ class Mixture(Module):
         if method == "cdf" and self.components.is_discrete:
             # Some discrete distributions of NumPyro interpolate their CDF between integers.
             y = jnp.floor(y)
-        with as_libraries_compute(), self._named(method):
-            y = jnp.asarray(y)[None]
-            found = getattr(self.components, method)(y)
+        y = jnp.asarray(y)[None]
+        found = self._ask(method, y)
         if method != "cdf":
             return found
         # NumPyro's CDF may be NaN outside the support, where the true CDF is 0 or 1.
@@ -156,11 +151,15 @@ class Mixture(Module):
         is_outside = jnp.isnan(found) & jnp.isfinite(mean) & ~jnp.isnan(y)
         return jnp.where(is_outside, (y > mean).astype(found.dtype), found)
 
-    @contextlib.contextmanager
-    def _named(self, what: str) -> Iterator[None]:
-        """Replaces NumPyro's `NotImplementedError`, which has no message, by a clear error."""
+    def _ask(self, what: str, *arguments: Array) -> Array:
+        """A property of NumPyro's distribution, or the result of its method.
+
+        NumPyro's `NotImplementedError` has no message, so it is replaced by a clear error.
+        """
         try:
-            yield
+            with as_libraries_compute():
+                found = getattr(self.components, what)
+                return found(*arguments) if arguments else found
         except NotImplementedError as error:
             raise Missing(
                 f"Mixture: NumPyro's {type(self.components).__name__} does not implement {what!r}, "

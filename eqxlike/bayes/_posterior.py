@@ -32,6 +32,7 @@ from ._likelihoods import Likelihood
 from ._priors import Prior, PriorOfLayers, as_prior, by_path, fitted
 
 Data = tuple[PyTree[Array], PyTree[Array]]
+Vector = Float[Array, " d"]
 
 
 class Unknowns(Module):
@@ -128,16 +129,13 @@ class Posterior(Module):
         output = output_of(self.network, x)
         likelihood.check(output, y)
         likelihood.check_values(output, self.data[1])
-        self._check_priors()
-        _check_target_shape(likelihood, output, y)
-
-    def _check_priors(self) -> None:
         outer = self._hyperpriors()
         for path, distribution in jtu.tree_leaves_with_path(outer, is_leaf=is_distribution):
             check_prior(distribution, f"The prior of {jtu.keystr(path)}")
         # The checks depend only on shapes, so any hyperparameters will do.
         for path, distribution in self._parameter_priors(_linked_zeros(outer["prior"])).items():
             check_prior(distribution, f"The prior of {path}")
+        _check_target_shape(likelihood, output, y)
 
     # --- parts ---
 
@@ -379,11 +377,7 @@ class Posterior(Module):
 
     def flat(
         self, *, linked: bool = True, key: PRNGKeyArray
-    ) -> tuple[
-        Float[Array, " d"],
-        Callable[[Float[Array, " d"]], Float[Array, ""]],
-        Callable[[Float[Array, " d"]], Unknowns],
-    ]:
+    ) -> tuple[Vector, Callable[[Vector], Float[Array, ""]], Callable[[Vector], Unknowns]]:
         """The unknowns as one vector, for samplers and optimisers of other libraries.
 
         **Arguments:**
@@ -396,10 +390,10 @@ class Posterior(Module):
         """
         vector, unravel = _raveled(self, linked, self.kept_arrays(), key)
 
-        def log_density(vector: Float[Array, " d"]) -> Float[Array, ""]:
+        def log_density(vector: Vector) -> Float[Array, ""]:
             return self.log_density(unravel(vector), linked)
 
-        def unflatten(vector: Float[Array, " d"]) -> Unknowns:
+        def unflatten(vector: Vector) -> Unknowns:
             unknowns = unravel(vector)
             return self.constrain(unknowns)[0] if linked else unknowns
 

@@ -35,12 +35,16 @@ class Part(NamedTuple):
     kind: Literal["model", "likelihood", "prior"]
     path: str
     layer: str
-    shape: tuple[int, ...]
+    struct: jax.ShapeDtypeStruct
     start: int
 
     @property
+    def shape(self) -> tuple[int, ...]:
+        return self.struct.shape
+
+    @property
     def size(self) -> int:
-        return math.prod(self.shape)
+        return self.struct.size
 
     @property
     def stop(self) -> int:
@@ -55,7 +59,7 @@ def parts_of(problem: Problem) -> tuple[Part, ...]:
     for kind in ("model", "likelihood", "prior"):
         for path, leaf in jtu.tree_leaves_with_path(getattr(linked, kind)):
             name, layer = (jtu.keystr(each).removeprefix(".") for each in (path, path[:-1]))
-            parts.append(Part(kind, name, layer, leaf.shape, start))
+            parts.append(Part(kind, name, layer, leaf, start))
             start = parts[-1].stop
     return tuple(parts)
 

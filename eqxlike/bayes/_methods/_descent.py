@@ -137,6 +137,17 @@ def descend(
     return Optimised(place, kept), value
 
 
+def minimise(
+    optimiser: optax.GradientTransformationExtraArgs, loss: Callable, place: Any, num: int
+) -> Any:
+    """The result of `num` steps of an optimiser from `place`."""
+
+    def one(_: int, state: Optimised) -> Optimised:
+        return descend(optimiser, loss, state)[0]
+
+    return jax.lax.fori_loop(0, num, one, Optimised(place, optimiser.init(place))).place
+
+
 def check_batch_size(method: Method, size: int | None, problem: Problem | None = None) -> None:
     """Raises `ValueError` unless the batch size is `None` or a positive integer.
 
@@ -193,10 +204,7 @@ def climb(problem: Problem, place: Float[Array, " d"], num: int) -> Float[Array,
         # The log density may have a wider dtype than `place`.
         return -problem.log_density(place).astype(place.dtype)
 
-    def one(_: int, state: Optimised) -> Optimised:
-        return descend(optimiser, loss, state)[0]
-
-    return jax.lax.fori_loop(0, num, one, Optimised(place, optimiser.init(place))).place
+    return minimise(optimiser, loss, place, num)
 
 
 # --- Ensembles of independently trained networks ---
@@ -422,12 +430,7 @@ class EarlyStoppedEnsemble(DeepEnsemble):
 
         optimiser = optax.with_extra_args_support(optax.adam(_NOISE_RATE))
         first = jtu.tree_map(lambda leaf: jnp.mean(leaf, axis=0), linked.likelihood)
-        own = jax.lax.fori_loop(
-            0,
-            _NOISE_STEPS,
-            lambda _, state: descend(optimiser, loss, state)[0],
-            Optimised(first, optimiser.init(first)),
-        ).place
+        own = minimise(optimiser, loss, first, _NOISE_STEPS)
 
         def with_own(linked: Unknowns) -> Array:
             return problem.flatten(Unknowns(linked.model, own, linked.prior))

@@ -1,5 +1,6 @@
 """The Laplace approximation: a normal distribution around the mode."""
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any, Literal, get_args
@@ -367,13 +368,8 @@ class Laplace(Descent):
         if self.layer is None:
             varying = [part for part in parameters if part.layer == parameters[-1].layer]
         else:
-            varying = [
-                part
-                for part in parameters
-                if path_matches(
-                    self.layer, part.path, jax.ShapeDtypeStruct(part.shape, problem.dtype)
-                )
-            ]
+            matches = functools.partial(path_matches, self.layer)
+            varying = [part for part in parameters if matches(part.path, part.struct)]
         if not varying:
             raise ValueError(
                 f"Laplace: layer {self.layer!r} matches no parameter. The parameters are "

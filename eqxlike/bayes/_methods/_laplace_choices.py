@@ -110,9 +110,8 @@ def scales(prior: Prior) -> dict[str, Any]:
 
 def name_of(prior: Prior, part: Part, name: str = "**") -> str:
     """The key under which `scales` holds the scale of a parameter's prior."""
-    leaf = jax.ShapeDtypeStruct(part.shape, jnp.float32)
     if isinstance(prior, PriorByPath):
-        place = prior._place(part.path, leaf, {part.path: leaf})
+        place = prior._place(part.path, part.struct, {part.path: part.struct})
         return name_of(prior.priors[place], part, pattern_name(prior.which[place], place))
     return part.path if isinstance(prior, PriorOfLayers) else name
 

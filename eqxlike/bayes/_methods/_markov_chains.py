@@ -546,12 +546,12 @@ class HMC(Hamiltonian):
             place=chain.position, log_density=chain.logdensity, gradient=chain.logdensity_grad
         )
         if self.num_warmup:
-            state = jax.lax.cond(
-                index < self.num_warmup,
-                lambda state: self._learn(state, index, info.acceptance_rate),
-                lambda state: state,
-                state,
-            )
+
+            def learn(state: HamiltonianState) -> HamiltonianState:
+                state, is_end = self.gathered(state, index, info.acceptance_rate)
+                return jax.lax.cond(is_end, self.closed, lambda state: state, state)
+
+            state = jax.lax.cond(index < self.num_warmup, learn, lambda state: state, state)
         record = {
             "draw": state.place,
             "log_density": state.log_density,
@@ -561,7 +561,3 @@ class HMC(Hamiltonian):
             "num_gradients": info.num_integration_steps,
         }
         return state, record
-
-    def _learn(self, state: HamiltonianState, index: Array, acceptance: Array) -> HamiltonianState:
-        state, is_end = self.gathered(state, index, acceptance)
-        return jax.lax.cond(is_end, self.closed, lambda state: state, state)

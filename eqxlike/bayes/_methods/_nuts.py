@@ -10,6 +10,7 @@ trajectories and starts the next trajectories (as in Dance, Glaser, Orbanz and A
 "Efficiently Vectorized MCMC on Modern Accelerators").
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
 
@@ -371,7 +372,8 @@ class _Integrator:
         row = jnp.arange(self.num_chains), jnp.minimum(state.num, self.most - 1)
         seed, normal = self.seeds[row], self.normals[row]
         if self.method.dense_mass:
-            momentum = jax.vmap(_solved)(state.scale, normal)
+            solve = functools.partial(jax.scipy.linalg.solve_triangular, trans=1, lower=True)
+            momentum = jax.vmap(solve)(state.scale, normal)
         else:
             momentum = state.scale * normal
         old = state.trajectory
@@ -458,10 +460,6 @@ class _Integrator:
             statistics=jnp.zeros((*rows, 5), wide),
         )
         return self._with_trajectories(state)
-
-
-def _solved(factor: Float[Array, "d d"], normal: Float[Array, " d"]) -> Float[Array, " d"]:
-    return jax.scipy.linalg.solve_triangular(factor, normal, trans=1, lower=True)
 
 
 def _dots(a: Float[Array, "... d"], b: Float[Array, "... d"]) -> Float[Array, " ..."]:

@@ -14,7 +14,12 @@ from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 from ..._check_numbers import positive_number, whole_number
 from ..._dtypes import wider
 from ...nn import Conv, Shared, kl_divergence, with_perturbation
-from ...nn._bayesian import Estimator, bayesian_from_parts, layers_with_estimators
+from ...nn._bayesian import (
+    Estimator,
+    bayesian_from_parts,
+    draw_gaussian,
+    layers_with_estimators,
+)
 from ...nn._inputs import takes_key
 from .._libraries import blackjax, is_free, is_normal
 from .._method import Draws, Method, Problem, Record, Step, with_keys
@@ -225,23 +230,18 @@ class MeanField(Descent):
             place = Normals(*map(problem.unflatten, place))
 
             def of_draw(key: PRNGKeyArray) -> Array:
-                return self._loss_of_draw(problem, place, batch, weight, key)
+                draw_key, key = jr.split(key)
+                # Each array has its own key, so that XLA removes the sampling of unused arrays.
+                linked = with_keys(draw_gaussian, draw_key, place.mean, place.rho)
+                log_likelihood = jnp.mean(self._log_likelihood(problem, place, linked, batch, key))
+                kl = _kl(problem, place, linked)
+                return weight * kl / problem.target.num_data - log_likelihood
 
             # Without vmap, a single draw is cheaper.
             return of_draw(keys[0]) if self.draws == 1 else jnp.mean(jax.vmap(of_draw)(keys))
 
         state, value = descend(self._optimiser(), problem.differentiable(loss), state)
         return state, {"loss": value}
-
-    def _loss_of_draw(
-        self, problem: Problem, place: Normals, batch: Any, weight: Array, key: PRNGKeyArray
-    ) -> Array:
-        """The negative bound per example, estimated from one draw."""
-        draw_key, key = jr.split(key)
-        linked = _drawn(place, draw_key)
-        log_likelihood = jnp.mean(self._log_likelihood(problem, place, linked, batch, key))
-        kl = _kl(problem, place, linked)
-        return weight * kl / problem.target.num_data - log_likelihood
 
     def _log_likelihood(
         self, problem: Problem, place: Normals, linked: Unknowns, batch: Any, key: PRNGKeyArray
@@ -281,18 +281,6 @@ class MeanField(Descent):
     def sample(self, problem: Problem, found: Normals, num: int, key: PRNGKeyArray) -> Draws:
         noise = jr.normal(key, (num, problem.size), found.mean.dtype)
         return found.mean[None] + found.scale[None] * noise
-
-
-def _drawn(place: Normals, key: PRNGKeyArray) -> Unknowns:
-    """A draw in linked space.
-
-    Each array has its own key, so that XLA removes the sampling of unused arrays.
-    """
-
-    def drawn(key: PRNGKeyArray, mean: Array, rho: Array) -> Array:
-        return mean + jax.nn.softplus(rho) * jr.normal(key, mean.shape, mean.dtype)
-
-    return with_keys(drawn, key, place.mean, place.rho)
 
 
 def _kl(problem: Problem, place: Normals, linked: Unknowns) -> Float[Array, ""]:

@@ -2,6 +2,7 @@
 
 from ._gaussian_layer import BayesianLayer as BayesianLayer
 from ._gaussian_layer import Estimator as Estimator
+from ._gaussian_layer import draw_gaussian as draw_gaussian
 from ._gaussian_layer import sum_in_widest as sum_in_widest
 from ._layers import BayesianConv as BayesianConv
 from ._layers import BayesianLinear as BayesianLinear

@@ -243,10 +243,10 @@ class GaussianLayer(BayesianLayer):
         """**Returns:** an ordinary layer with weights and biases drawn from the posterior."""
         weight_key, bias_key = jr.split(key)
         mean = self.mean_layer()
-        weight = _draw_gaussian(weight_key, mean.weight, self.weight_rho)
+        weight = draw_gaussian(weight_key, mean.weight, self.weight_rho)
         if self.bias_rho is None:
             return with_arrays(mean, weight, None)
-        return with_arrays(mean, weight, _draw_gaussian(bias_key, mean.bias, self.bias_rho))
+        return with_arrays(mean, weight, draw_gaussian(bias_key, mean.bias, self.bias_rho))
 
     def posterior_scales(self) -> Any:
         """**Returns:** an ordinary layer whose arrays are the posterior standard deviations."""
@@ -296,7 +296,7 @@ class GaussianLayer(BayesianLayer):
             )
         keys = iter(jr.split(self.shared_key.key()))
         perturbation = self._map_rho(
-            lambda rho: _draw_gaussian(next(keys), jnp.zeros_like(rho), rho)
+            lambda rho: draw_gaussian(next(keys), jnp.zeros_like(rho), rho)
         )
         in_key, out_key = jr.split(key)
         # A bias is the weight of a constant input 1, which has no random sign. The bias is
@@ -383,7 +383,7 @@ def scale_of_each(scale: Any, stacked: tuple[int, ...]) -> Any:
     return jnp.broadcast_to(scale, stacked) if is_array(scale) and stacked else scale
 
 
-def _draw_gaussian(
+def draw_gaussian(
     key: PRNGKeyArray, mean: Float[Array, "*shape"], rho: Float[Array, "*shape"]
 ) -> Float[Array, "*shape"]:
     """One draw of N(mean, softplus(rho)^2)."""
