@@ -21,7 +21,7 @@ from jax.sharding import AxisType, PartitionSpec
 from jaxtyping import Array, Int, PRNGKeyArray
 
 from .. import filter_eval_shape, filter_jit, tree_at
-from .._check_numbers import hint_to_call, positive_number, whole_number
+from .._check_numbers import positive_number, whole_number
 from .._compat import Tracer
 from .._dtypes import is_key
 from .._runs import delayed_interrupt, run_progress
@@ -34,7 +34,7 @@ from ._fitted import (
     with_predictive,
     write_chains,
 )
-from ._libraries import ONCE_AND_BRIEFLY, as_libraries_compute
+from ._libraries import ONCE_AND_BRIEFLY, as_libraries_compute, check_kind
 from ._method import (
     Chains,
     Method,
@@ -147,8 +147,8 @@ def _inferred(
     """
     _check(target, method, chain_method, mode, key)
     checkpoint_every_s = positive_number(checkpoint_every_s, "checkpoint_every_s")
-    if not isinstance(checkpoint, str | os.PathLike | None):
-        raise TypeError(f"infer: checkpoint must be the path of a file, got {checkpoint!r}.")
+    kinds = str | os.PathLike | None
+    check_kind(checkpoint, kinds, "infer: checkpoint", "the path of a file")
     path = None if checkpoint is None else pathlib.Path(checkpoint)
     if path is not None and not path.parent.is_dir():
         raise FileNotFoundError(
@@ -195,15 +195,11 @@ def _inferred(
     return fitted_from(problem, method, Chains(chains.step, chains.states, parts[0]), key)
 
 
-# The records that the progress bar shows, with their labels.
-_PROGRESS_LABELS = {"loss": "loss", "acceptance": "acceptance", "is_divergent": "divergent"}
-
-
 def _progress_text(last: dict[str, np.ndarray]) -> str:
     shown = (
-        f"{name} {np.asarray(last[field]).mean():.4g}"
-        for field, name in _PROGRESS_LABELS.items()
-        if field in last
+        f"{name.removeprefix('is_')} {last[name].mean():.4g}"
+        for name in ("loss", "acceptance", "is_divergent")
+        if name in last
     )
     return ", ".join(shown) or "running"
 
@@ -453,20 +449,14 @@ def _check(target: Any, method: Any, chain_method: Any, mode: Any, key: Any) -> 
             "infer: target must be a bayes.Posterior, such as `bayes.Posterior(model, prior=..., "
             f"likelihood=..., data=(x, y))`; got one of type {type(target).__name__}."
         )
-    if not isinstance(method, Method):
-        raise TypeError(
-            f"infer: method must be a bayes.Method, such as `bayes.NUTS()`; got {method!r}"
-            f"{hint_to_call(method)}."
-        )
+    check_kind(method, Method, "infer: method", "a bayes.Method, such as `bayes.NUTS()`")
     if chain_method not in (None, *get_args(ChainMethod)):
         raise ValueError(
             'infer: chain_method must be "vectorized", "sequential" or "parallel", got '
             f"{chain_method!r}."
         )
-    if mode is not None and not isinstance(mode, Mode):
-        raise TypeError(
-            f"infer: mode must be a mode of eqxlike.ad, such as `ad.Forward()`; got {mode!r}."
-        )
+    wanted = "a mode of eqxlike.ad, such as `ad.Forward()`"
+    check_kind(mode, Mode | None, "infer: mode", wanted)
     if mode is not None and not mode.has_batching:
         raise ValueError(
             f"infer: chains run in a batch, and {type(mode).__name__} does not support batching. "

@@ -200,8 +200,11 @@ def check_distribution(value: Any, name: str) -> None:
 
     `name` is the name of the argument in the error message.
     """
-    if not is_distribution(value):
-        raise TypeError(
-            f"{name} must be a distribution from `numpyro.distributions`, got {value!r}"
-            f"{hint_to_call(value)}."
-        )
+    wanted = "a distribution from `numpyro.distributions`"
+    check_kind(value, distributions().Distribution, name, wanted)
+
+
+def check_kind(value: Any, kind: Any, name: str, wanted: str) -> None:
+    """Raises `TypeError` unless `value` is an instance of `kind`. The message calls it `wanted`."""
+    if not isinstance(value, kind):
+        raise TypeError(f"{name} must be {wanted}, got {value!r}{hint_to_call(value)}.")

@@ -20,6 +20,7 @@ from ..nn._inputs import check_instance
 from ._libraries import (
     as_libraries_compute,
     check_distribution,
+    check_kind,
     check_prior,
     constrained,
     is_distribution,
@@ -94,12 +95,8 @@ class Posterior(Module):
         not suit its parameter, is improper, or matches no parameter.
         """
         check_instance(model, "Posterior")
-        check_instance(likelihood, "Posterior: likelihood")
-        if not isinstance(likelihood, Likelihood):
-            raise TypeError(
-                "Posterior: likelihood must be a bayes.Likelihood, such as `bayes.Gaussian()`; "
-                f"got {likelihood!r}."
-            )
+        wanted = "a bayes.Likelihood, such as `bayes.Gaussian()`"
+        check_kind(likelihood, Likelihood, "Posterior: likelihood", wanted)
         is_random = bool(nodes_of(BayesianLayer, model))
         if prior is None and not is_random:
             raise TypeError(

@@ -16,6 +16,7 @@ from jaxtyping import Array, Float, PRNGKeyArray, Shaped
 from ... import Module
 from ..._check_numbers import positive_number
 from ...extend import Which, path_matches
+from .._libraries import check_kind
 from .._likelihoods import Bernoulli, Categorical, Gaussian
 from .._method import Draws, Problem, Record, Step
 from .._posterior import Unknowns
@@ -163,8 +164,7 @@ class Laplace(Descent):
                 )
         if self.width is not None:
             positive_number(self.width, "Laplace: width")
-        if not isinstance(self.tune_prior, bool):
-            raise TypeError(f"Laplace: tune_prior must be a bool, got {self.tune_prior!r}.")
+        check_kind(self.tune_prior, bool, "Laplace: tune_prior", "a bool")
         if self.layer is not None and self.structure != "last_layer":
             raise ValueError(
                 f'Laplace: layer needs structure="last_layer", but structure is {self.structure!r}.'

@@ -80,7 +80,7 @@ class MarkovChain(Method):
 _STEPS_OF_TUNING = 3
 
 
-class MicrocanonicalState(NamedTuple):
+class MCLMCState(NamedTuple):
     """The state of a chain, and its tuned parameters.
 
     - `chain`: BlackJAX's state: position, momentum, log density and gradient.
@@ -144,7 +144,7 @@ class MCLMC(MarkovChain):
                 "has 1. Use `bayes.NUTS`."
             )
 
-    def init(self, problem: Problem, key: PRNGKeyArray) -> MicrocanonicalState:
+    def init(self, problem: Problem, key: PRNGKeyArray) -> MCLMCState:
         place_key, direction_key, key = jr.split(key, 3)
         density = self._density(problem)
         # BlackJAX tunes in the default dtype.
@@ -158,11 +158,9 @@ class MCLMC(MarkovChain):
             logdensity_fn=density,
             desired_energy_var=self.energy_variance,
         )
-        return MicrocanonicalState(chain, found.L, found.step_size, found.inverse_mass_matrix)
+        return MCLMCState(chain, found.L, found.step_size, found.inverse_mass_matrix)
 
-    def step(
-        self, problem: Problem, state: MicrocanonicalState, index: Array, key: PRNGKeyArray
-    ) -> Step:
+    def step(self, problem: Problem, state: MCLMCState, index: Array, key: PRNGKeyArray) -> Step:
         kernel = blackjax().mcmc.mclmc.build_kernel()
         tuned = state.inverse_mass_matrix, state.length, state.step_size
         chain, info = kernel(key, state.chain, self._density(problem), *tuned)
@@ -183,7 +181,7 @@ class MCLMC(MarkovChain):
 Place = Float[Array, " d"]
 
 
-class StochasticState(NamedTuple):
+class SGState(NamedTuple):
     """The state of a chain with minibatch gradients.
 
     - `noise`: a sample of the gradient noise in the last step; `None` if gradients use all data.
@@ -228,7 +226,7 @@ class StochasticGradient(MarkovChain):
         # memory.
         return super().point_estimate(problem, found) if self.batch_size is None else None
 
-    def init(self, problem: Problem, key: PRNGKeyArray) -> StochasticState:
+    def init(self, problem: Problem, key: PRNGKeyArray) -> SGState:
         place_key, key = jr.split(key)
         descent = MAP(steps=max(1, self.descent_steps), batch_size=self.batch_size)
 
@@ -238,11 +236,9 @@ class StochasticGradient(MarkovChain):
         # Start from shuffled parameters, like the members of an ensemble.
         first = descent.init(problem, place_key)._replace(place=problem.redrawn(place_key))
         place = jax.lax.fori_loop(0, self.descent_steps, one, first).place
-        return StochasticState(place, None if self.batch_size is None else jnp.zeros_like(place))
+        return SGState(place, None if self.batch_size is None else jnp.zeros_like(place))
 
-    def step(
-        self, problem: Problem, state: StochasticState, index: Array, key: PRNGKeyArray
-    ) -> Step:
+    def step(self, problem: Problem, state: SGState, index: Array, key: PRNGKeyArray) -> Step:
         shrunk = (1 + index / max(1, self.num_warmup)) ** -self.decay
         rate = self.step_size * shrunk / problem.target.num_data
         state, broadening = self.move(problem, state, rate.astype(state.place.dtype), key)
@@ -251,8 +247,8 @@ class StochasticGradient(MarkovChain):
 
     @abc.abstractmethod
     def move(
-        self, problem: Problem, state: StochasticState, rate: Array, key: PRNGKeyArray
-    ) -> tuple[StochasticState, Float[Array, ""]]:
+        self, problem: Problem, state: SGState, rate: Array, key: PRNGKeyArray
+    ) -> tuple[SGState, Float[Array, ""]]:
         """Makes one transition.
 
         Also returns the factor by which gradient noise increases the variance.
@@ -332,15 +328,15 @@ class SGLD(StochasticGradient):
     """
 
     def move(
-        self, problem: Problem, state: StochasticState, rate: Array, key: PRNGKeyArray
-    ) -> tuple[StochasticState, Float[Array, ""]]:
+        self, problem: Problem, state: SGState, rate: Array, key: PRNGKeyArray
+    ) -> tuple[SGState, Float[Array, ""]]:
         batch_key, key = jr.split(key)
         gradient, noise = self._gradient(problem, state.place, batch_key)
         normal = jr.normal(key, gradient.shape, gradient.dtype)
         share = rate / (2 * self.temperature)
         normal, _, left = _cooled(normal, noise, state.noise, share)
         place = state.place + rate * gradient + jnp.sqrt(2 * rate * self.temperature) * normal
-        return StochasticState(place, noise), 1 + left
+        return SGState(place, noise), 1 + left
 
 
 # --- Stochastic gradient Hamiltonian Monte Carlo ---
@@ -383,8 +379,8 @@ class SGHMC(StochasticGradient):
         whole_number(self.trajectory_steps, "SGHMC: trajectory_steps")
 
     def move(
-        self, problem: Problem, state: StochasticState, rate: Array, key: PRNGKeyArray
-    ) -> tuple[StochasticState, Float[Array, ""]]:
+        self, problem: Problem, state: SGState, rate: Array, key: PRNGKeyArray
+    ) -> tuple[SGState, Float[Array, ""]]:
         # Time is in units in which the mass is 1. Friction and noise of variance `2 friction` give
         # the momentum the variance `1 / (1 - friction / 2)`.
         time, friction = jnp.sqrt(rate), self.friction
@@ -405,13 +401,13 @@ class SGHMC(StochasticGradient):
         keys = jr.split(key, self.trajectory_steps)
         (place, _, noise), (taken, left) = jax.lax.scan(one, first, keys)
         damping = 1 - (1 - friction) ** 2 + jnp.mean(taken)
-        return StochasticState(place, noise), 1 + jnp.mean(left) / damping
+        return SGState(place, noise), 1 + jnp.mean(left) / damping
 
 
 # --- The warm-up that HMC and NUTS share ---
 
 
-class HamiltonianState(NamedTuple):
+class HMCState(NamedTuple):
     """The state of a chain and of its warm-up.
 
     - `place`, `log_density`, `gradient`: the position, the log density, and the gradient of the log
@@ -448,10 +444,10 @@ class Hamiltonian(MarkovChain):
         if not positive_number(self.target_acceptance, name) < 1:
             raise ValueError(f"{name} must be less than 1, got {self.target_acceptance}.")
 
-    def init(self, problem: Problem, key: PRNGKeyArray) -> HamiltonianState:
+    def init(self, problem: Problem, key: PRNGKeyArray) -> HMCState:
         place = problem.dispersed(key)
         matrix = jnp.eye(problem.size) if self.dense_mass else jnp.ones(problem.size)
-        return HamiltonianState(
+        return HMCState(
             place,
             *jax.value_and_grad(problem.log_density)(place),
             jnp.asarray(self.step_size, problem.dtype),
@@ -469,9 +465,7 @@ class Hamiltonian(MarkovChain):
     def _moments(self) -> Any:
         return hmc_util().welford_covariance(diagonal=not self.dense_mass)
 
-    def gathered(
-        self, state: HamiltonianState, index: Array, acceptance: Array
-    ) -> tuple[HamiltonianState, Array]:
+    def gathered(self, state: HMCState, index: Array, acceptance: Array) -> tuple[HMCState, Array]:
         """Adapts to one step of warm-up.
 
         Also returns True if a window ends, so that `closed` must be called.
@@ -494,7 +488,7 @@ class Hamiltonian(MarkovChain):
         state = state._replace(averaging=averaging, step_size=step_size, moments=moments)
         return state, jnp.any(index == ends)
 
-    def closed(self, state: HamiltonianState) -> HamiltonianState:
+    def closed(self, state: HMCState) -> HMCState:
         """Ends a warm-up window: updates the mass matrix and restarts dual averaging."""
         start, _, covariance = self._moments()
         matrix, *_ = covariance(state.moments, regularize=True)
@@ -534,9 +528,7 @@ class HMC(Hamiltonian):
     def __check_init__(self):
         whole_number(self.trajectory_steps, "HMC: trajectory_steps")
 
-    def step(
-        self, problem: Problem, state: HamiltonianState, index: Array, key: PRNGKeyArray
-    ) -> Step:
+    def step(self, problem: Problem, state: HMCState, index: Array, key: PRNGKeyArray) -> Step:
         length_key, key = jr.split(key)
         num_steps = jr.randint(length_key, (), 1, self.trajectory_steps + 1)
         hmc, adapted = blackjax().mcmc.hmc, (state.step_size, state.inverse_mass_matrix)
@@ -547,7 +539,7 @@ class HMC(Hamiltonian):
         )
         if self.num_warmup:
 
-            def learn(state: HamiltonianState) -> HamiltonianState:
+            def learn(state: HMCState) -> HMCState:
                 state, is_end = self.gathered(state, index, info.acceptance_rate)
                 return jax.lax.cond(is_end, self.closed, lambda state: state, state)
 

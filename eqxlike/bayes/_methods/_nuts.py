@@ -24,7 +24,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, UInt
 from ..._check_numbers import whole_number
 from ...nn._parameters import threefry
 from .._method import Problem, Step
-from ._markov_chains import Hamiltonian, HamiltonianState
+from ._markov_chains import Hamiltonian, HMCState
 
 
 class NUTS(Hamiltonian):
@@ -62,9 +62,7 @@ class NUTS(Hamiltonian):
     def __check_init__(self):
         whole_number(self.max_doublings, "NUTS: max_doublings")
 
-    def step(
-        self, problem: Problem, state: HamiltonianState, index: Array, key: PRNGKeyArray
-    ) -> Step:
+    def step(self, problem: Problem, state: HMCState, index: Array, key: PRNGKeyArray) -> Step:
         one = jtu.tree_map(lambda each: each[None], (state, key))
         states, records = _Integrator(self, problem, one[1], index, 1, 1).run(one[0])
         return jtu.tree_map(lambda each: each[0], states), {
@@ -74,12 +72,12 @@ class NUTS(Hamiltonian):
     def advance(
         self,
         problem: Problem,
-        states: HamiltonianState,
+        states: HMCState,
         keys: PRNGKeyArray,
         first: Array | np.ndarray,
         count: Array | np.ndarray,
         buffers: dict[str, Array],
-    ) -> tuple[HamiltonianState, dict[str, Array]]:
+    ) -> tuple[HMCState, dict[str, Array]]:
         if type(self).step is not NUTS.step:
             return super().advance(problem, states, keys, first, count, buffers)
         most = buffers["draw"].shape[1]
@@ -164,7 +162,7 @@ class _State(NamedTuple):
     subtree: _Subtree
     trajectory: _Trajectory
     num: Int[Array, " C"]
-    adapted: HamiltonianState
+    adapted: HMCState
     scale: Float[Array, "C d"] | Float[Array, "C d d"]
     draws: Float[Array, "C n+1 d"]
     statistics: Float[Array, "C n+1 5"]
@@ -195,7 +193,7 @@ class _Integrator:
         self.value_and_gradient = jax.vmap(jax.value_and_grad(problem.log_density))
         self.seeds, self.normals = _random_numbers(keys, first + jnp.arange(most), problem)
 
-    def run(self, states: HamiltonianState) -> tuple[HamiltonianState, dict[str, Array]]:
+    def run(self, states: HMCState) -> tuple[HMCState, dict[str, Array]]:
         """The states after the draws, and the records of the draws."""
         state = _repeated(
             self._with_draws, lambda state: jnp.any(state.num < self.count), self._begun(states)
@@ -399,7 +397,7 @@ class _Integrator:
 
     def _learnt(
         self, state: _State, learns: Array, index: Array, acceptance: Array
-    ) -> tuple[HamiltonianState, Array]:
+    ) -> tuple[HMCState, Array]:
         """Updates the warm-up, after draw number `index`, of the chains for which `learns` is true.
 
         **Returns:** the warm-up state, and the field `scale` of `_State`.
@@ -410,13 +408,13 @@ class _Integrator:
         gathered = _selected(learns, gathered._replace(place=old.place), old)
         is_end &= learns
 
-        def closed() -> tuple[HamiltonianState, Array]:
+        def closed() -> tuple[HMCState, Array]:
             closed = _selected(is_end, jax.vmap(self.method.closed)(gathered), gathered)
             return closed, self._scale(closed)
 
         return jax.lax.cond(jnp.any(is_end), closed, lambda: (gathered, state.scale))
 
-    def _scale(self, adapted: HamiltonianState) -> Array:
+    def _scale(self, adapted: HMCState) -> Array:
         matrix = adapted.inverse_mass_matrix
         is_dense = self.method.dense_mass
         scale = jnp.linalg.cholesky(matrix) if is_dense else 1 / jnp.sqrt(matrix)
@@ -428,7 +426,7 @@ class _Integrator:
             return jnp.einsum("cij,c...j->c...i", matrix, momenta)
         return jnp.expand_dims(matrix, range(1, momenta.ndim - 1)) * momenta
 
-    def _begun(self, states: HamiltonianState) -> _State:
+    def _begun(self, states: HMCState) -> _State:
         """The state of the integrator before the first step."""
         (num_chains, size), dtype = states.place.shape, states.place.dtype
         # Weights and random numbers need at least float32.

@@ -11,7 +11,7 @@ import pytest
 from scipy import stats
 
 from eqxlike import bayes
-from eqxlike.bayes._methods._markov_chains import HamiltonianState
+from eqxlike.bayes._methods._markov_chains import HMCState
 from eqxlike.bayes._methods._nuts import _random_numbers
 from eqxlike.nn._parameters import threefry
 from tests.bayes.methods.cases import run
@@ -35,7 +35,7 @@ def started(method, key):
     matrix = matrix if method.dense_mass else jnp.diagonal(matrix)
     densities = jax.vmap(jax.value_and_grad(funnel))(places)
     matrices = jnp.broadcast_to(matrix, (CHAINS, *matrix.shape))
-    return problem, HamiltonianState(places, *densities, jnp.asarray(STEP_SIZES), matrices, (), ())
+    return problem, HMCState(places, *densities, jnp.asarray(STEP_SIZES), matrices, (), ())
 
 
 def plain_draws(state, chain, seeds, normals, max_doublings):

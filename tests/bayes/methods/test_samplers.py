@@ -16,7 +16,7 @@ from eqxlike import bayes, nn
 from eqxlike.bayes._fitted import fitted_from
 from eqxlike.bayes._method import Chains
 from eqxlike.bayes._methods._descent import Optimised
-from eqxlike.bayes._methods._markov_chains import StochasticState
+from eqxlike.bayes._methods._markov_chains import SGState
 from tests.bayes.methods.cases import LINEAR, LinearModel, Rate, X, Y, check_moments, run
 
 pytestmark = pytest.mark.usefixtures("as_methods_run")
@@ -51,7 +51,7 @@ def test_steps_of_minibatches_are_unbiased():
 
     sgld = bayes.SGLD(step_size=1.0, batch_size=4, temperature=1e-20)
     place = jax.jit(lambda: problem.initial(jr.key(0)))()
-    start = StochasticState(place, jnp.zeros_like(place))
+    start = SGState(place, jnp.zeros_like(place))
     step = lambda key: sgld.step(problem, start, jnp.asarray(0), key)[0].place - place
     check(jax.jit(jax.vmap(step))(keys), place)
 
@@ -205,7 +205,7 @@ def test_step_size_decays_by_its_power():
     @jax.vmap
     def step(index):
         place = problem.initial(jr.key(0))
-        state = StochasticState(place, None)
+        state = SGState(place, None)
         return method.step(problem, state, index, jr.key(1))[0].place - place
 
     first, last = np.asarray(step(np.array([0, 300])))
@@ -251,7 +251,7 @@ def test_gradient_noise_does_not_widen_a_step_of_sgld():
     def places(key):
         def one(batch_size, noise):
             method = bayes.SGLD(step_size=0.006, temperature=0.5, batch_size=batch_size)
-            state = StochasticState(place, noise)
+            state = SGState(place, noise)
             return method.step(problem, state, jnp.asarray(0), jr.clone(key))[0].place
 
         return one(None, None), one(10, jnp.zeros(3))
