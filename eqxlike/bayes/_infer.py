@@ -27,13 +27,7 @@ from .._dtypes import is_key
 from .._runs import delayed_interrupt, run_progress
 from .._traceback import stacklevel_of_user
 from ..ad import Mode
-from ._fitted import (
-    FittedPosterior,
-    fitted_from,
-    read_chains,
-    with_predictive,
-    write_chains,
-)
+from ._fitted import FittedPosterior, fitted_from, read_chains, with_predictive, write_chains
 from ._libraries import ONCE_AND_BRIEFLY, as_libraries_compute, check_kind
 from ._method import (
     Chains,

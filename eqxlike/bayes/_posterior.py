@@ -17,6 +17,7 @@ from ..extend import Rest, describe_node, paths_without_numbers, split
 from ..nn import BayesianLayer, StateIndex, inference_mode, posterior_mean
 from ..nn._bayesian import posterior_scales, prior_scales, sum_in_widest
 from ..nn._inputs import check_instance
+from ._distributions import Likelihood, Prior, PriorOfLayers, as_prior, by_path, fitted
 from ._libraries import (
     as_libraries_compute,
     check_distribution,
@@ -29,8 +30,6 @@ from ._libraries import (
     summed_log_prob,
     unconstrained,
 )
-from ._likelihoods import Likelihood
-from ._priors import Prior, PriorOfLayers, as_prior, by_path, fitted
 
 Data = tuple[PyTree[Array], PyTree[Array]]
 Vector = Float[Array, " d"]
@@ -95,6 +94,7 @@ class Posterior(Module):
         not suit its parameter, is improper, or matches no parameter.
         """
         check_instance(model, "Posterior")
+        check_instance(likelihood, "Posterior: likelihood")
         wanted = "a bayes.Likelihood, such as `bayes.Gaussian()`"
         check_kind(likelihood, Likelihood, "Posterior: likelihood", wanted)
         is_random = bool(nodes_of(BayesianLayer, model))

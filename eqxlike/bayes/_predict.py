@@ -15,9 +15,9 @@ from jaxtyping import Array, PRNGKeyArray, PyTree, Shaped
 from .. import filter_eval_shape, filter_jit
 from .._check_numbers import whole_number
 from ..nn import sample_posterior
+from ._distributions import Likelihood
 from ._fitted import FittedPosterior, map_batches
 from ._libraries import as_libraries_compute, distributions, is_distribution
-from ._likelihoods import Likelihood
 from ._mixtures import CategoricalMixture, Mixture
 from ._posterior import Unknowns, num_examples, struct_of_example
 

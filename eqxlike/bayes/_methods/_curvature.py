@@ -39,10 +39,6 @@ class Part(NamedTuple):
     start: int
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        return self.struct.shape
-
-    @property
     def size(self) -> int:
         return self.struct.size
 
@@ -143,7 +139,7 @@ class AroundMode(Module):
         output.
         """
         num = self.output.size
-        kinds = {(part.kind, *part.shape[:1]) for part in self.parts}
+        kinds = {(part.kind, *part.struct.shape[:1]) for part in self.parts}
         return num > SMALL and kinds == {("model", num)} and self.problem.mode is None
 
     @property
@@ -661,9 +657,9 @@ def _normalised(factor: Float[Array, "n n"]) -> Float[Array, "n n"]:
 
 def _matrix_shape(part: Part) -> tuple[int, int] | None:
     """The shape of a weight as a matrix (outputs, all other axes); `None` for other arrays."""
-    if part.kind != "model" or len(part.shape) < 2:
+    if part.kind != "model" or len(part.struct.shape) < 2:
         return None
-    return part.shape[0], part.size // part.shape[0]
+    return part.struct.shape[0], part.size // part.struct.shape[0]
 
 
 def kronecker_size(parts: tuple[Part, ...]) -> int:

@@ -416,8 +416,7 @@ class EarlyStoppedEnsemble(DeepEnsemble):
             return jax.lax.map(network, x, batch_size=min(self.batch_size or num, num)), y
 
         pairs = jtu.tree_map(
-            lambda leaf: leaf.reshape(-1, *leaf.shape[2:]),
-            jax.lax.map(of_member, (orders, places)),
+            lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), jax.lax.map(of_member, (orders, places))
         )
 
         def loss(own: Any) -> Array:

@@ -16,8 +16,8 @@ from jaxtyping import Array, Float, PRNGKeyArray, Shaped
 from ... import Module
 from ..._check_numbers import positive_number
 from ...extend import Which, path_matches
+from .._distributions import Bernoulli, Categorical, Gaussian
 from .._libraries import check_kind
-from .._likelihoods import Bernoulli, Categorical, Gaussian
 from .._method import Draws, Problem, Record, Step
 from .._posterior import Unknowns
 from ._curvature import (

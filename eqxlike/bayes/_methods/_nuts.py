@@ -246,9 +246,7 @@ class _Integrator:
     def _with_doublings(self, state: _State) -> _State:
         """Runs until subtrees end, and merges them into their trajectories."""
         state = _repeated(
-            self._with_step,
-            lambda state: ~jnp.any(state.subtree.ended),
-            self._with_subtrees(state),
+            self._with_step, lambda state: ~jnp.any(state.subtree.ended), self._with_subtrees(state)
         )
         subtree, old = state.subtree, state.trajectory
         # Biased progressive sampling prefers the new half, so that draws are further apart.

@@ -14,17 +14,12 @@ from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 from ..._check_numbers import positive_number, whole_number
 from ..._dtypes import wider
 from ...nn import Conv, Shared, kl_divergence, with_perturbation
-from ...nn._bayesian import (
-    Estimator,
-    bayesian_from_parts,
-    draw_gaussian,
-    layers_with_estimators,
-)
+from ...nn._bayesian import Estimator, bayesian_from_parts, draw_gaussian, layers_with_estimators
 from ...nn._inputs import takes_key
+from .._distributions import by_path
 from .._libraries import blackjax, is_free, is_normal
 from .._method import Draws, Method, Problem, Record, Step, with_keys
 from .._posterior import Unknowns, nodes_of, num_examples
-from .._priors import by_path
 from ._descent import Descent, Optimised, descend
 
 Model = TypeVar("Model", bound=Any)
@@ -230,18 +225,24 @@ class MeanField(Descent):
             place = Normals(*map(problem.unflatten, place))
 
             def of_draw(key: PRNGKeyArray) -> Array:
-                draw_key, key = jr.split(key)
-                # Each array has its own key, so that XLA removes the sampling of unused arrays.
-                linked = with_keys(draw_gaussian, draw_key, place.mean, place.rho)
-                log_likelihood = jnp.mean(self._log_likelihood(problem, place, linked, batch, key))
-                kl = _kl(problem, place, linked)
-                return weight * kl / problem.target.num_data - log_likelihood
+                return self._loss_of_draw(problem, place, batch, weight, key)
 
             # Without vmap, a single draw is cheaper.
             return of_draw(keys[0]) if self.draws == 1 else jnp.mean(jax.vmap(of_draw)(keys))
 
         state, value = descend(self._optimiser(), problem.differentiable(loss), state)
         return state, {"loss": value}
+
+    def _loss_of_draw(
+        self, problem: Problem, place: Normals, batch: Any, weight: Array, key: PRNGKeyArray
+    ) -> Array:
+        """The negative bound per example, estimated from one draw."""
+        draw_key, key = jr.split(key)
+        # Each array has its own key, so that XLA removes the sampling of unused arrays.
+        linked = with_keys(draw_gaussian, draw_key, place.mean, place.rho)
+        log_likelihood = jnp.mean(self._log_likelihood(problem, place, linked, batch, key))
+        kl = _kl(problem, place, linked)
+        return weight * kl / problem.target.num_data - log_likelihood
 
     def _log_likelihood(
         self, problem: Problem, place: Normals, linked: Unknowns, batch: Any, key: PRNGKeyArray
