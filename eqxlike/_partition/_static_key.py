@@ -203,18 +203,13 @@ class StaticKey:
         if id(value) in self._inside:
             raise TypeError(f"a value of type {cls.__name__!r} contains itself")
         self._inside.add(id(value))
+        # The parts are saved before the key is made. If another thread changes `value` in between,
+        # the snapshot is out of date, and the key is made again.
         live = _live_parts(value, base)
-        saved = [*map(tuple, live)]
-        self.containers += [(value, *pair) for pair in zip(live, saved, strict=True)]
-        if not live:
-            self.is_immutable = False
-            elements = _ELEMENTS[base](value) if base else ()
-            attributes = () if cls in _WITHOUT_ATTRIBUTES else attributes_of(value)
-        elif base is None:
-            elements, attributes = (), zip(*saved[1:], strict=True)
-        else:
-            elements = map(frozenset, saved) if cls is set else itertools.chain(*saved)
-            attributes = ()
+        self.containers += [(value, view, tuple(view)) for view in live]
+        self.is_immutable &= bool(live)
+        elements = _ELEMENTS[base](value) if base else ()
+        attributes = () if cls in _WITHOUT_ATTRIBUTES else [*attributes_of(value)]
         key = (
             cls,
             tuple(map(self._of, elements)),
