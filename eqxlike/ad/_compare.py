@@ -123,13 +123,14 @@ def compare(
         max_evaluations = _MAX_OVERRUN * budget_s / min(1e-6 * _call_us(primal) for _ in range(2))
         problem = dataclasses.replace(problem, max_evaluations=max_evaluations)
         expected = None if reference is None else reference_gradient(problem, reference)
+        judge = functools.partial(_verdict, problem, value, expected, tolerance)
         rows: dict[str, ComparisonRow] = {}
         calls: dict[str, Callable[[], Any]] = {}
         for name, mode in named.items():
             if modes is None and isinstance(mode, Enzyme) and has_loop:
                 rows[name] = ComparisonRow(name, "error", _ENZYME_SKIPPED)
                 continue
-            rows[name], call = _run_mode(name, mode, problem, value, expected, tolerance)
+            rows[name], call = _run_mode(name, mode, problem, judge)
             if call is not None:
                 calls[name] = call
         for name, fields in _time_in_turn(primal, calls, rounds, budget_s).items():
@@ -248,9 +249,7 @@ def _run_mode(
     name: str,
     mode: Mode,
     problem: GradientProblem,
-    value: Array,
-    reference: Reference | None,
-    tolerance: float | None,
+    judge: Callable[..., dict[str, Any]],
 ) -> tuple[ComparisonRow, Callable[[], Any] | None]:
     """The row of a mode, without times, and the call to time (`None` if the mode failed)."""
     row = ComparisonRow(name, "error")
@@ -263,8 +262,7 @@ def _run_mode(
         first_call_ms = 1e3 * (time.perf_counter() - start_s)
         peak_bytes = None if memory is None else memory.temp_size_in_bytes
         row = dataclasses.replace(row, first_call_ms=first_call_ms, peak_bytes=peak_bytes)
-        found, gradient = jitted(*problem.args)
-        fields = _verdict(problem, found, gradient, value, reference, tolerance)
+        fields = judge(*jitted(*problem.args))
     except Exception as error:
         return dataclasses.replace(row, explanation=format_exception(error)), None
     return dataclasses.replace(row, **fields), lambda: jitted(*problem.args)[0]
@@ -272,11 +270,11 @@ def _run_mode(
 
 def _verdict(
     problem: GradientProblem,
-    value: Array,
-    gradient: PyTree,
     right_value: Array,
     reference: Reference | None,
     tolerance: float | None,
+    value: Array,
+    gradient: PyTree,
 ) -> dict[str, Any]:
     """The fields of a `ComparisonRow` that say whether the result of a mode is right."""
     gradients = problem.gradients_in(gradient)
