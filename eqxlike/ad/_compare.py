@@ -246,10 +246,7 @@ def _named_modes(modes: Iterable[Mode] | Mapping[str, Mode] | None) -> dict[str,
 
 
 def _run_mode(
-    name: str,
-    mode: Mode,
-    problem: GradientProblem,
-    judge: Callable[..., dict[str, Any]],
+    name: str, mode: Mode, problem: GradientProblem, judge: Callable[..., dict[str, Any]]
 ) -> tuple[ComparisonRow, Callable[[], Any] | None]:
     """The row of a mode, without times, and the call to time (`None` if the mode failed)."""
     row = ComparisonRow(name, "error")
@@ -328,10 +325,7 @@ def _verdict(
 
 
 def _time_in_turn(
-    primal: Callable[[], Any],
-    calls: Mapping[str, Callable[[], Any]],
-    rounds: int,
-    budget_s: float,
+    primal: Callable[[], Any], calls: Mapping[str, Callable[[], Any]], rounds: int, budget_s: float
 ) -> dict[str, dict[str, Any]]:
     """Times the calls. Returns, for each row, the fields that hold times.
 

@@ -85,7 +85,7 @@ def while_loop(
     _check_callable("while_loop", "cond_fun", cond_fun)
     _check_callable("while_loop", "body_fun", body_fun)
     _check_kind(kind)
-    max_steps, checkpoints = _checked_limit("while_loop", kind, max_steps, checkpoints)
+    limits = _checked_limits("while_loop", kind, max_steps, checkpoints)
     whole_number(base, "base", 2)
 
     def step(carry: Any, _: None) -> tuple[Any, None]:
@@ -100,7 +100,7 @@ def while_loop(
         # Under `jax.shard_map`, the condition may differ between devices. Then the number of steps
         # differs too. So the carry must vary over the same mesh axes as the condition.
         body, condition, _ = traced(axes)
-    return body.unflatten(_run_while("while_loop", body, condition, kind, max_steps, checkpoints))
+    return body.unflatten(_run_while("while_loop", body, condition, kind, limits))
 
 
 def fori_loop(
@@ -173,7 +173,7 @@ def fori_loop(
         carry, _ = _run_scan(body, [indices], length, kind, checkpoints)
         return body.unflatten(carry)
 
-    max_steps, checkpoints = _checked_limit("fori_loop", kind, max_steps, checkpoints)
+    limits = _checked_limits("fori_loop", kind, max_steps, checkpoints)
     first, end = jnp.asarray(lower, dtype), jnp.asarray(upper, dtype)
     first = vary(first, varying_axes(end))
     body = traced(first)
@@ -181,7 +181,7 @@ def fori_loop(
     numbered = _numbered(body, first, end)
     name = "fori_loop whose bounds are unknown at trace time"
     is_before_end: Condition = lambda consts, carry: carry[0] < consts[-1]  # noqa: E731
-    _, *carry = _run_while(name, numbered, is_before_end, kind, max_steps, checkpoints)
+    _, *carry = _run_while(name, numbered, is_before_end, kind, limits)
     return body.unflatten(carry)
 
 
@@ -266,7 +266,7 @@ def _check_kind(kind: str) -> None:
         raise ValueError(f"kind must be one of {', '.join(map(repr, kinds))}; got {kind!r}.")
 
 
-def _checked_limit(
+def _checked_limits(
     name: str, kind: str, max_steps: int | None, checkpoints: int | None
 ) -> tuple[int | None, int | None]:
     """Checks `max_steps` and `checkpoints` of the loop `name` and returns them as integers.
@@ -288,12 +288,7 @@ def _checked_limit(
 
 
 def _run_while(
-    name: str,
-    body: Body,
-    condition: Condition,
-    kind: str,
-    max_steps: int | None,
-    checkpoints: int | None,
+    name: str, body: Body, condition: Condition, kind: str, limits: tuple[int | None, int | None]
 ) -> list[Array]:
     """Runs a loop with this traced body and condition, and returns the last carry.
 
@@ -303,7 +298,9 @@ def _run_while(
     **Arguments:**
 
     - `name`: the name of the loop in the error about reverse mode.
+    - `limits`: the output of `_checked_limits`.
     """
+    max_steps, checkpoints = limits
     length = _UNBOUNDED if max_steps is None else max_steps
     loop = While(condition, _scan_of(body, length, kind, checkpoints), body.num_own_consts)
     operands = Operands(body.consts, body.carry, [])
