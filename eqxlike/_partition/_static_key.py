@@ -525,7 +525,8 @@ def _slots(base: type) -> list[str]:
 # the argument has another, equal object, the guard checks both objects.
 
 
-_COMPARED = (int, str, bytes)
+_COMPARED = (int, str, bytes, float)
+"""Values of these types are compared by `==`, except `nan`, which does not equal itself."""
 
 _MAX_UNPACKED = 31
 """A longer tuple is not compared element by element: its key is computed again."""
@@ -544,12 +545,12 @@ def write_static_guard(writer: Any, name: str, value: Any, *, of_node: bool) -> 
     cls = type(value)
     if value is None or value is True or value is False:
         writer.miss_if(f"{name} is not {value!r}")
-    elif cls in _COMPARED:
+    elif cls in _COMPARED and value == value:
         _is_of_type(writer, name, cls)
         writer.miss_if(f"{name} != {writer.constant(value)}")
-    elif cls is float:
-        _is_of_type(writer, name, float)
-        _is_same_float(writer, name, value)
+        if cls is float and value == 0.0:
+            sign = writer.constant(math.copysign(1.0, value))
+            writer.miss_if(f"{writer.constant(math.copysign)}(1.0, {name}) != {sign}")
     elif cls is tuple and len(value) <= _MAX_UNPACKED and _has_key(value, of_node):
         _is_of_type(writer, name, tuple)
         for part, each in zip(writer.unpack(name, len(value)), value, strict=True):
@@ -570,16 +571,6 @@ def write_static_guard(writer: Any, name: str, value: Any, *, of_node: bool) -> 
 
 def _is_of_type(writer: Any, name: str, cls: type) -> None:
     writer.miss_if(f"type({name}) is not {writer.constant(cls)}")
-
-
-def _is_same_float(writer: Any, name: str, value: float) -> None:
-    if math.isnan(value):
-        writer.miss_if(f"{name} == {name}")
-    else:
-        writer.miss_if(f"{name} != {writer.constant(value)}")
-    if math.isnan(value) or value == 0.0:
-        sign = writer.constant(math.copysign(1.0, value))
-        writer.miss_if(f"{writer.constant(math.copysign)}(1.0, {name}) != {sign}")
 
 
 def _is_unchanged(writer: Any, name: str, value: Any) -> None:
