@@ -370,11 +370,11 @@ class While:
     scan: Scan
     num_body_consts: int
 
-    def scan_tangents(self, operands: Operands, tangents: Arrays) -> list[Any]:
-        """The tangents of the operands, with zeros for the consts of the condition."""
-        consts = operands.consts
-        zeros = map(zero_tangent, consts[self.num_body_consts :])
-        return [*tangents[: self.num_body_consts], *zeros, *tangents[len(consts) :]]
+    def scan_operands(self, operands: Operands, tangents: Arrays) -> tuple[Operands, list[Any]]:
+        """The operands and tangents of the scan, which has no consts of the condition."""
+        consts, rest = operands.consts[: self.num_body_consts], tangents[len(operands.consts) :]
+        of_scan = dataclasses.replace(operands, consts=consts)
+        return of_scan, [*tangents[: self.num_body_consts], *rest]
 
 
 def counted_while(loop: While, operands: Operands) -> list[Array]:
@@ -391,8 +391,7 @@ def counted_while(loop: While, operands: Operands) -> list[Array]:
     def differentiate(flat: Arrays, tangents: Arrays) -> Any:
         filled = operands.unflatten(flat)
         count, carry, saved = save_while(loop, filled)
-        tangents = loop.scan_tangents(filled, tangents)
-        of_scan = dataclasses.replace(filled, count=count)
+        of_scan, tangents = loop.scan_operands(dataclasses.replace(filled, count=count), tangents)
         carry_dot, _ = tangents_of(loop.scan, of_scan, tangents, carry, [], saved)
         return carry, carry_dot
 
@@ -464,16 +463,16 @@ def save_while(loop: While, operands: Operands) -> SavedWhile:
     def differentiate(flat: Arrays, tangents: Arrays) -> Any:
         filled = operands.unflatten(flat)
         count, carry, saved = save_while(loop, filled)
-        tangents = loop.scan_tangents(filled, tangents)
+        of_scan, tangents = loop.scan_operands(filled, tangents)
 
         def replayed(flat: Arrays) -> list[Array]:
-            of_scan = dataclasses.replace(filled.unflatten(flat), count=count)
-            carry, _, saved = save(loop.scan, of_scan)
+            counted = dataclasses.replace(of_scan.unflatten(flat), count=count)
+            carry, _, saved = save(loop.scan, counted)
             return [*carry, *saved]
 
-        nonzero = find_nonzero(loop.scan, filled, Nonzero.at_start(filled, tangents, []))
+        nonzero = find_nonzero(loop.scan, of_scan, Nonzero.at_start(of_scan, tangents, []))
         flags = [*nonzero.carry, *(loop.scan.saved(nonzero.carry) if saved else [])]
-        _, outputs_dot = jvp_of_moving(replayed, flat, tangents)
+        _, outputs_dot = jvp_of_moving(replayed, of_scan.flatten(), tangents)
         zeros = map(zero_tangent, [*carry, *saved])
         carry_dot, saved_dot = split(fill(select(outputs_dot, flags), zeros, flags), len(carry))
         return (count, carry, saved), (zero_tangent(count), carry_dot, saved_dot)
