@@ -186,19 +186,9 @@ def attached(function: types.FunctionType, name: str, make: Callable[[], Any]) -
 # --- The order of arguments ---
 
 
-OrderedArguments = tuple[tuple[Any, ...], tuple[str, ...]]
-"""`(args, names)`. The last `len(names)` elements of `args` have these names. The rest are
-positional.
-"""
-
 _BY_PLACE = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
 _VARIADIC = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
 
-
-_Plan = tuple[Callable[[tuple[Any, ...], dict[str, Any]], tuple[Any, ...]], tuple[str, ...]]
-"""A pair. The first element is a function that takes `args` and `kwargs`, and returns the ordered
-arguments. The second element has the names of the last ordered arguments.
-"""
 
 _MAX_PLANS = 1024
 
@@ -259,10 +249,18 @@ class ArgumentOrder:
         )
         # One plan for each pattern of positional and keyword arguments. The plans are stored,
         # because binding by `inspect` takes longer than the call itself.
-        self._plans: dict[tuple[int, tuple[str, ...]], _Plan] = {}
+        self._plans: dict[tuple[int, tuple[str, ...]], tuple[Any, tuple[str, ...]]] = {}
 
-    def arrange(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> OrderedArguments:
-        """Orders the arguments of a call. Raises `TypeError` if they do not fit the signature."""
+    def arrange(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], tuple[str, ...]]:
+        """Orders the arguments of a call.
+
+        Returns `(ordered, names)`. The last `len(names)` of the ordered arguments have these names.
+        The rest are positional.
+
+        **Raises:** `TypeError` if the arguments do not fit the signature.
+        """
         if not kwargs and len(args) == self.num_by_place and not self.must_be_arranged:
             return args, ()
         pattern = (len(args), tuple(kwargs))
@@ -273,8 +271,14 @@ class ArgumentOrder:
             plan = self._plans[pattern] = self._plan(*pattern)
         return plan[0](args, kwargs), plan[1]
 
-    def _plan(self, num_args: int, given_names: tuple[str, ...]) -> _Plan:
-        """Makes the plan for calls with this number of arguments and these keywords."""
+    def _plan(
+        self, num_args: int, given_names: tuple[str, ...]
+    ) -> tuple[Callable[..., tuple[Any, ...]], tuple[str, ...]]:
+        """Makes the plan for calls with this number of arguments and these keywords.
+
+        Returns a function of `args` and `kwargs` that returns the ordered arguments, and the names
+        of the last ordered arguments.
+        """
         args = [_Placeholder(f"args[{place}]") for place in range(num_args)]
         kwargs = {name: _Placeholder(f"kwargs[{name!r}]") for name in given_names}
         if self.signature is None:

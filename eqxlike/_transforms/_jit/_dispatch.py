@@ -9,7 +9,6 @@ function that is generated for the Structures of their arguments.
 """
 
 import contextlib
-import dataclasses
 import functools
 import itertools
 import threading
@@ -278,48 +277,6 @@ class _Tracing(threading.local):
 _tracing = _Tracing()
 
 
-@dataclasses.dataclass
-class _Program:
-    """The jitted function of a `CompiledFunction`, and the state of its first trace.
-
-    - `jitted`: `jax.jit` of the function of flat arrays. `None` until `make_jitted` has made it.
-    - `make_jitted`: a function that makes `jitted`; `None` if `jitted` exists from the start. The
-      function is needed if `out_shardings` is a tree, that is, a prefix of the output. Then the
-      first trace finds the structure of the output, and `make_jitted` is called with one sharding
-      for each flat output.
-    - `out_shardings`: the shardings of the flat outputs, for `make_jitted`.
-    - `lock`: held by the thread that makes the first trace.
-    - `is_done`: whether the first trace has ended.
-    - `is_part_of_call`: whether the first trace is part of the first run. If so, the program is not
-      searched for checks before it runs.
-    - `output`: the Structure of the output. `None` before the first trace.
-    - `may_hold_check`: whether the program may contain a check although its result has no flag for
-      it.
-
-    The state decides how a call handles the first trace:
-
-    | state | `is_part_of_call` | `output` | `is_done` | a call |
-    |---|---|---|---|---|
-    | not traced | no | | no | traces, or waits for the thread that does |
-    | a run traces | yes | `None` | no | waits for that trace |
-    | that run has traced | yes | known | no | runs |
-    | traced | | known | yes | runs |
-
-    The first trace is part of a run only if no check has been traced in this process. Then no
-    jitted function that was traced earlier contains a check, so the program needs no search. All
-    other first traces are made before a run, and search the program for checks.
-    """
-
-    jitted: Any = None
-    make_jitted: Any = None
-    out_shardings: Any = None
-    lock: Any = dataclasses.field(default_factory=threading.RLock)
-    is_done: bool = False
-    is_part_of_call: bool = False
-    output: Structure | None = None
-    may_hold_check: bool = False
-
-
 class CompiledFunction:
     """The compiled function for one combination of Structures of the arguments.
 
@@ -330,6 +287,35 @@ class CompiledFunction:
     - `watched`: the arrays in attributes of static arguments. `None` if there are no static
       arguments.
     - `donation_warnings`: hides JAX's warnings, if `donate` is a value without warnings.
+
+    The private attributes are the jitted function and the state of its first trace:
+
+    - `_jitted`: `jax.jit` of the function of flat arrays. `None` until `_make_jitted` has made it.
+    - `_make_jitted`: a function that makes `_jitted`; `None` if `_jitted` exists from the start.
+      The function is needed if `out_shardings` is a tree, that is, a prefix of the output. Then the
+      first trace finds the structure of the output, and `_make_jitted` is called with one sharding
+      for each flat output.
+    - `_out_shardings`: the shardings of the flat outputs, for `_make_jitted`.
+    - `_lock`: held by the thread that makes the first trace.
+    - `_is_done`: whether the first trace has ended.
+    - `_is_part_of_call`: whether the first trace is part of the first run. If so, the program is
+      not searched for checks before it runs.
+    - `_output`: the Structure of the output. `None` before the first trace.
+    - `_may_hold_check`: whether the program may contain a check although its result has no flag for
+      it.
+
+    The state decides how a call handles the first trace:
+
+    | state | `_is_part_of_call` | `_output` | `_is_done` | a call |
+    |---|---|---|---|---|
+    | not traced | no | | no | traces, or waits for the thread that does |
+    | a run traces | yes | `None` | no | waits for that trace |
+    | that run has traced | yes | known | no | runs |
+    | traced | | known | yes | runs |
+
+    The first trace is part of a run only if no check has been traced in this process. Then no
+    jitted function that was traced earlier contains a check, so the program needs no search. All
+    other first traces are made before a run, and search the program for checks.
 
     **Arguments:**
 
@@ -354,14 +340,21 @@ class CompiledFunction:
         self.donation_warnings = DonationWarnings() if is_silent else None
         self.own_fast_path: FastPath | None = None
         self._fast_path_to_remember: FastPath | None = None
-        self._program = _Program()
+        self._jitted: Any = None
+        self._make_jitted: Any = None
+        self._out_shardings: Any = None
+        self._lock = threading.RLock()
+        self._is_done = False
+        self._is_part_of_call = False
+        self._output: Structure | None = None
+        self._may_hold_check = False
         options = self._jit_options(dispatcher, ordered)
         flat = self._make_flat_function(dispatcher, options, history or dispatcher.history)
         if not isinstance(options.get("out_shardings"), jax.sharding.Sharding | None):
             del options["out_shardings"]
-            self._program.make_jitted = functools.partial(jax.jit, flat, **options)
+            self._make_jitted = functools.partial(jax.jit, flat, **options)
         else:
-            self._program.jitted = jax.jit(flat, **options)
+            self._jitted = jax.jit(flat, **options)
 
     def _jit_options(self, dispatcher: Dispatcher, ordered: tuple[Any, ...]) -> dict[str, Any]:
         """The options of `jax.jit` for the function of flat arrays."""
@@ -406,9 +399,9 @@ class CompiledFunction:
             output_arrays, structure = flatten(output, is_output=True)
             if not all(isinstance(array, ARRAY_TYPES) for array in output_arrays):
                 refuse_references(output, flat.__name__, is_reference)
-            if self._program.make_jitted is not None:
+            if self._make_jitted is not None:
                 found = shardings_of_arrays("out_shardings", out_shardings, output)
-                self._program.out_shardings = found[0] if structure is ARRAY else tuple(found)
+                self._out_shardings = found[0] if structure is ARRAY else tuple(found)
             return output_arrays, structure
 
         def flat(*arrays: Any) -> Any:
@@ -422,7 +415,7 @@ class CompiledFunction:
 
             try:
                 with TracedProgram(arrays, shardings) as traced:
-                    is_done = self._program.is_done
+                    is_done = self._is_done
                     is_later = is_done and not jax.config.jax_disable_jit  # pyright: ignore
                     if is_later and has_any_check_been_traced():
                         output_arrays = run_and_look_for_checks(run, arrays)
@@ -442,20 +435,19 @@ class CompiledFunction:
         return flat
 
     def _pack(self, arrays: list[Any], structure: Structure, holds_check: bool) -> Any:
-        program = self._program
-        if program.make_jitted is not None:
+        if self._make_jitted is not None:
             # `out_shardings` apply to plain arrays, not to a `_TracedOutput`.
-            program.may_hold_check |= holds_check
+            self._may_hold_check |= holds_check
             holds_check = False
         if self.donation_warnings is not None:
             self.donation_warnings.silence()
-        with program.lock:
-            if program.output is None:
-                program.output = structure
+        with self._lock:
+            if self._output is None:
+                self._output = structure
         # Return a plain tuple, or a single array, if the output has the same Structure as in the
         # first trace. JAX builds a tuple or an array without running Python code. To build a
         # registered node, JAX must run Python code.
-        if structure is not program.output or holds_check:
+        if structure is not self._output or holds_check:
             return _TracedOutput((structure, holds_check), tuple(arrays))
         return arrays[0] if structure is ARRAY else tuple(arrays)
 
@@ -470,7 +462,7 @@ class CompiledFunction:
             structure, arrays, holds_check = result.structure, result.arrays, result.holds_check
         else:
             # The result is plain arrays: see `_pack`.
-            structure, holds_check = self._program.output, self._program.may_hold_check
+            structure, holds_check = self._output, self._may_hold_check
             assert structure is not None
             arrays = (result,) if structure is ARRAY else result
         if holds_check:
@@ -487,24 +479,22 @@ class CompiledFunction:
         """The result of the jitted function."""
         # If the first trace is part of the first run, JAX processes each array once, not twice.
         # With 5,000 arrays, this saves a fourth of the first call.
-        program = self._program
-        if program.jitted is not None and not has_any_check_been_traced() and self._needs_trace():
-            with program.lock:
+        if self._jitted is not None and not has_any_check_been_traced() and self._needs_trace():
+            with self._lock:
                 if self._needs_trace():
                     # This call traces, compiles and runs. The trace cannot miss a check, because no
                     # check was traced before.
-                    program.is_part_of_call = True
+                    self._is_part_of_call = True
                     with _tracing:
-                        result = program.jitted(*arrays)
-                    program.is_done = True
+                        result = self._jitted(*arrays)
+                    self._is_done = True
                     return result
         return self.traced_jit(arrays)(*arrays)
 
     def _needs_trace(self) -> bool:
         """Returns `True` if this thread must make the first trace, or wait for it."""
-        program = self._program
-        is_traced = program.is_done or (program.is_part_of_call and program.output is not None)
-        if program.jitted is not None and (is_traced or _tracing.depth > 0):
+        is_traced = self._is_done or (self._is_part_of_call and self._output is not None)
+        if self._jitted is not None and (is_traced or _tracing.depth > 0):
             return False
         return not jax.config.jax_disable_jit  # pyright: ignore
 
@@ -515,28 +505,26 @@ class CompiledFunction:
         alone would trace in each thread. To prevent deadlocks, a thread that is tracing never waits
         for another thread.
         """
-        program = self._program
         if self._needs_trace():
-            with program.lock:
-                if program.jitted is None or not program.is_done:
+            with self._lock:
+                if self._jitted is None or not self._is_done:
                     self._trace_first(arrays)
         # With `jax.disable_jit`, there is no first trace, so `jitted` may be missing.
-        return program.make_jitted() if program.jitted is None else program.jitted
+        return self._make_jitted() if self._jitted is None else self._jitted
 
     def _trace_first(self, arrays: list[Any]) -> None:
         with _tracing:
-            program = self._program
-            if program.make_jitted is None:
-                traced = program.jitted.trace(*arrays)
+            if self._make_jitted is None:
+                traced = self._jitted.trace(*arrays)
             else:
-                traced = program.make_jitted().trace(*arrays)
-                program.jitted = program.make_jitted(out_shardings=program.out_shardings)
+                traced = self._make_jitted().trace(*arrays)
+                self._jitted = self._make_jitted(out_shardings=self._out_shardings)
         output = traced.out_info
         if type(output) is not _TracedOutput or not output.holds_check:
             # JAX does not retrace an inner function that it has already traced. The checks in the
             # inner function are in the jaxpr, so search the jaxpr.
-            program.may_hold_check |= holds_check(traced.jaxpr.jaxpr)
-        program.is_done = True
+            self._may_hold_check |= holds_check(traced.jaxpr.jaxpr)
+        self._is_done = True
 
     def is_current(self) -> bool:
         """Returns `True` if the static objects of the first call are unchanged."""
@@ -549,10 +537,9 @@ class CompiledFunction:
 
         - `arrays`: the arrays of a call, as examples of their types.
         """
-        program = self._program
-        if self.own_fast_path is None and program.output is not None and program.jitted is not None:
-            jitted, output = program.jitted, program.output
-            always_finishes = program.may_hold_check or program.make_jitted is not None
+        if self.own_fast_path is None and self._output is not None and self._jitted is not None:
+            jitted, output = self._jitted, self._output
+            always_finishes = self._may_hold_check or self._make_jitted is not None
             self.own_fast_path = self._fast_path_to_remember = make_fast_path(
                 self, jitted, output, arrays, always_finishes
             )
