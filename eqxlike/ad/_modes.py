@@ -583,19 +583,15 @@ class FiniteDifference(_OfDirections):
                 lost = ((array.real + wanted) == array.real) & jnp.isfinite(size)
                 if jnp.iscomplexobj(array):
                     lost |= (array.imag + wanted) == array.imag
-                steps.append(self._check_steps(wanted, lost, place, array))
+                what = (
+                    f"has a number that is too large for the step {self.step}: x + step == x in "
+                    f"{array.dtype}. Use a larger step, float64, or FiniteDifference(step=None), "
+                    "which chooses a step for each number."
+                )
+                if isinstance(lost, Tracer):
+                    which = f"the differentiated array {place}, of shape {array.shape},"
+                    wanted = error_if(wanted, lost, f"FiniteDifference: {which} {what}")
+                elif np.any(lost):
+                    raise CannotDifferentiate(place, what)
+                steps.append(wanted)
         return steps
-
-    def _check_steps(self, steps: Array, lost: Array, place: int, array: Array) -> Array:
-        """Returns `steps`; raises an error if a step is too small to change its number."""
-        what = (
-            f"has a number that is too large for the step {self.step}: x + step == x in "
-            f"{array.dtype}. Use a larger step, float64, or FiniteDifference(step=None), which "
-            "chooses a step for each number."
-        )
-        if not isinstance(lost, Tracer):
-            if np.any(lost):
-                raise CannotDifferentiate(place, what)
-            return steps
-        which = f"the differentiated array {place}, of shape {array.shape},"
-        return error_if(steps, lost, f"FiniteDifference: {which} {what}")
