@@ -23,8 +23,7 @@ def distributions() -> Any:
 
     **Raises:** `ImportError` that says how to install the library.
     """
-    what = "Priors, likelihoods and inference need NumPyro"
-    return _imported("numpyro.distributions", what)
+    return _imported("numpyro.distributions", "Priors, likelihoods and inference need NumPyro")
 
 
 def blackjax() -> Any:
@@ -200,8 +199,8 @@ def check_distribution(value: Any, name: str) -> None:
 
     `name` is the name of the argument in the error message.
     """
-    wanted = "a distribution from `numpyro.distributions`"
-    check_kind(value, distributions().Distribution, name, wanted)
+    kind = distributions().Distribution
+    check_kind(value, kind, name, "a distribution from `numpyro.distributions`")
 
 
 def check_kind(value: Any, kind: Any, name: str, wanted: str) -> None:

@@ -344,9 +344,7 @@ def check_classes(labels: Array, num_classes: int, name: str) -> None:
         )
 
 
-def check_mixture(
-    prediction: Any, kind: type[Mixture] | type[CategoricalMixture], caller: str
-) -> None:
+def check_mixture(prediction: Any, kind: type[Any], caller: str) -> None:
     """Raises `TypeError` unless `prediction` is a mixture of type `kind`.
 
     The message names `caller`.

@@ -194,9 +194,7 @@ class Posterior(Module):
             for path, struct in self._structs().items()
         }
 
-    def _map(
-        self, function: Callable[[Any, Any], Array], hyper: Any, unknowns: Unknowns
-    ) -> Unknowns:
+    def _map(self, function: Callable, hyper: Any, unknowns: Unknowns) -> Unknowns:
         """Applies `function` to the prior and the value of each unknown.
 
         **Arguments:**

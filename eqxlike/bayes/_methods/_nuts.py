@@ -480,9 +480,7 @@ def _selected(where: Array, new: Any, old: Any) -> Any:
     return jtu.tree_map(of, new, old)
 
 
-def _repeated(
-    body: Callable[[_State], _State], goes_on: Callable[[_State], Array], state: _State
-) -> _State:
+def _repeated(body: Callable, goes_on: Callable, state: _State) -> _State:
     """`jax.lax.while_loop` that packs fields of the same shape and dtype into one array.
 
     If a loop has many operations, XLA runs the loop in several threads on CPUs. For small

@@ -63,8 +63,7 @@ def reliability(
     axes.set_title(f"ECE {error:.3f}, {len(labels):,} predictions", fontsize=10)
     axes.set_xlabel("confidence (in the bars: how many predictions)")
     axes.set_ylabel("accuracy in the bin")
-    add_legend(axes, legend)
-    return axes
+    return finished(axes, legend)
 
 
 def _draw_bins(axes: Any, bins: CalibrationBins) -> None:
@@ -87,7 +86,6 @@ def _draw_bins(axes: Any, bins: CalibrationBins) -> None:
     axes.errorbar(confidence, accuracy, yerr=around, color=BLUE, **style)
     axes.set_xticks([0, 0.25, 0.5, 0.75, 1], ["0", "0.25", "0.5", "0.75", "1"])
     axes.set(xlim=(0, 1), ylim=(0, 1))
-    tidy(axes)
 
 
 def _wilson_interval(fraction: np.ndarray, count: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -153,9 +151,7 @@ def coverage(
     axes.set_ylabel("fraction of observations inside")
     inside = np.mean(reached <= 0.9)
     axes.set_title(f"90% intervals hold {inside:.1%} of {len(y):,}", fontsize=10)
-    tidy(axes)
-    add_legend(axes, legend)
-    return axes
+    return finished(axes, legend)
 
 
 # --- Simulation-based calibration ---
@@ -230,9 +226,7 @@ def sbc_ranks(
     axes.set(xlim=(edges[0], edges[-1]), ylim=(0, most))
     axes.set_xlabel(f"rank of the true value among {num_draws:,} draws")
     axes.set_ylabel("simulations in the bin")
-    tidy(axes)
-    add_legend(axes, legend)
-    return axes
+    return finished(axes, legend)
 
 
 # --- Bands over an input ---
@@ -301,9 +295,7 @@ def bands(
         observed = np.asarray(y)[order]
         axes.plot(place, observed, "o", color=INK, markersize=3.2, label="observed")
     axes.set(xlabel="input x", ylabel="predicted y")
-    tidy(axes)
-    add_legend(axes, legend)
-    return axes
+    return finished(axes, legend)
 
 
 # --- Axes and legends ---
@@ -320,24 +312,23 @@ def tint(colour: str, strength: float) -> tuple[float, ...]:
     return tuple(1 - strength * (1 - parts))
 
 
-def add_legend(axes: Any, legend: bool | str) -> Any:
-    """Adds a legend below the axes, or at a matplotlib location; `False` adds none.
+def finished(axes: Any, legend: bool | str) -> Any:
+    """The axes with a faint grid, and a legend below them or at a matplotlib location.
 
     Below the axes, a legend hides neither data nor title. A figure without a layout engine has no
-    space there, so the legend is placed inside, at matplotlib's best location.
-
-    **Returns:** the legend, or `None`.
+    space there, so the legend is placed inside, at matplotlib's best location. With `False` there
+    is no legend.
     """
-    if legend is False:
-        return None
-    if legend is not True or axes.figure.get_layout_engine() is None:
-        place = "best" if legend is True else legend
-        return axes.legend(loc=place, fontsize=8, framealpha=0.9)
-    return _legend_below(axes)
+    tidy(axes)
+    if legend is True and axes.figure.get_layout_engine() is not None:
+        _add_legend_below(axes)
+    elif legend is not False:
+        axes.legend(loc="best" if legend is True else legend, fontsize=8, framealpha=0.9)
+    return axes
 
 
-def _legend_below(axes: Any) -> Any:
-    """A legend below the x-axis labels, with as many columns as fit the width of the axes."""
+def _add_legend_below(axes: Any) -> None:
+    """Adds a legend below the x-axis labels, with as many columns as fit the axes' width."""
     from matplotlib.transforms import ScaledTranslation
 
     labels, figure = axes.xaxis.get_tightbbox(), axes.figure
@@ -349,7 +340,6 @@ def _legend_below(axes: Any) -> Any:
         legend = axes.legend(bbox_transform=place, ncols=columns, **style)
         if legend.get_window_extent().width <= axes.bbox.width:
             break
-    return axes.get_legend()
 
 
 # --- Quantiles of the binomial distribution ---

@@ -4,7 +4,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import jax
 import jax.numpy as jnp
@@ -161,7 +161,7 @@ class BayesianLinear(GaussianLayer):
         posterior_scale: float = 0.1,
         inference: bool = False,
         estimator: Estimator = "local",
-    ) -> "BayesianLinear":
+    ) -> Self:
         """**Returns:** a layer with the weights of `linear` as posterior means. The other arguments
         are as in the constructor.
 
@@ -189,9 +189,7 @@ class BayesianLinear(GaussianLayer):
         )
 
     @classmethod
-    def from_parts(
-        cls, mean: Linear, scales: Linear, *, estimator: Estimator = "local"
-    ) -> "BayesianLinear":
+    def from_parts(cls, mean: Linear, scales: Linear, *, estimator: Estimator = "local") -> Self:
         """Builds a layer from posterior means and standard deviations.
 
         This is the inverse of `mean_layer` and `posterior_scales`.
@@ -345,9 +343,7 @@ class BayesianConv(GaussianLayer):
         self.estimator = estimator
 
     @classmethod
-    def from_parts(
-        cls, mean: Conv, scales: Conv, *, estimator: Estimator = "local"
-    ) -> "BayesianConv":
+    def from_parts(cls, mean: Conv, scales: Conv, *, estimator: Estimator = "local") -> Self:
         """Builds a layer from posterior means and standard deviations.
 
         This is the inverse of `mean_layer` and `posterior_scales`. Arguments and errors are the
