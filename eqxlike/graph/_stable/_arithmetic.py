@@ -25,6 +25,7 @@ from ._expressions import (
     factors_of,
     is_same,
     key_of,
+    keys_of,
     merged,
     placed,
     seen_through,
@@ -345,8 +346,8 @@ def _multiplied_sigmoid(value: Value, above: Parts, below: Part) -> Rewrite | No
     terms = [term for term in found if isinstance(term, Exponential) and not term.masks]
     if len(found) != 2 or len(terms) != 2 or any(x.weights or x.number <= 0 for x in terms):
         return None
-    own, top = [_keys(term.exponents) for term in terms], exponential_of(above)
-    keys = _keys(top.exponents)
+    own, top = [keys_of(term.exponents) for term in terms], exponential_of(above)
+    keys = keys_of(top.exponents)
     if keys not in own or top.masks:
         return None
     first, second = terms if keys == own[0] else terms[::-1]
@@ -373,7 +374,7 @@ def _softmax(value: Value, above: Parts, below: Part) -> Rewrite | None:
     ]:
         return None
     top = exponential_of(above)
-    if _alike(top) != _alike(total.term) or _keys(top.weights) != _keys(total.term.weights):
+    if _alike(top) != _alike(total.term) or keys_of(top.weights) != keys_of(total.term.weights):
         return None
     scale = above.constant / total.term.number
 
@@ -387,11 +388,7 @@ def _softmax(value: Value, above: Parts, below: Part) -> Rewrite | None:
 
 def _alike(term: Exponential) -> tuple[set[Any], set[Any]]:
     """A key of a term. Terms with the same exponents and masks have equal keys."""
-    return _keys(term.exponents), _keys(term.masks)
-
-
-def _keys(parts: Sequence[Part]) -> set[Any]:
-    return {(key_of(part.value), part.number, part.axes) for part in parts}
+    return keys_of(term.exponents), keys_of(term.masks)
 
 
 def _weighted_mean(value: Value, above: Parts, below: Part) -> Rewrite | None:
@@ -400,8 +397,7 @@ def _weighted_mean(value: Value, above: Parts, below: Part) -> Rewrite | None:
     The numerator may also be a matrix product, as in attention.
     """
     total = summed_exponential(below)
-    places = ((part, _place_of_terms(part, total)) for part in above.parts if total is not None)
-    found = next(((part, place) for part, place in places if place is not None), None)
+    found = next(_sums_of_terms(above, total), None) if total else None
     if total is None or found is None:
         return None
     part, place = found
@@ -424,26 +420,26 @@ def _weighted_mean(value: Value, above: Parts, below: Part) -> Rewrite | None:
     return applied(build, *splits, product_of(others, shape), *extra)
 
 
-def _place_of_terms(part: Part, total: SumOfExponentials) -> int | None:
-    """Finds v w exp(y) in the numerator of a weighted mean.
+def _sums_of_terms(above: Parts, total: SumOfExponentials) -> Iterator[tuple[Part, int]]:
+    """Finds factors of the numerator of a weighted mean that are sum(v w exp(y)).
 
-    `part` is a sum or matrix product. Returns the index of the input of `part` that is v w exp(y)
-    and is summed over the axes of `total`. Returns None if there is no such input.
+    Yields each such sum or matrix product, and the index of its input v w exp(y), which is summed
+    over the axes of `total`.
     """
-    step = seen_through(part.value).step
-    if part.number != 1 or step.kind not in ("reduce_sum", "dot_general"):
-        return None
-    for place, x in enumerate(step.inputs):
-        if step.kind == "reduce_sum":
-            axes, rows = step.params["axes"], part.axes
-        else:
-            axes = tuple(step.params["dimension_numbers"][0][place])
-            rows = tuple(part.axes[i] for i in axes_of_dot(step, place) if i >= 0)
-        term = exponential_of(factors_of(x))
-        is_alike = (x.shape, axes, rows) == (total.inner, total.reduced, total.axes)
-        if is_alike and _alike(term) == _alike(total.term):
-            return place
-    return None
+    for part in above.parts:
+        step = seen_through(part.value).step
+        if part.number != 1 or step.kind not in ("reduce_sum", "dot_general"):
+            continue
+        for place, x in enumerate(step.inputs):
+            if step.kind == "reduce_sum":
+                axes, rows = step.params["axes"], part.axes
+            else:
+                axes = tuple(step.params["dimension_numbers"][0][place])
+                rows = tuple(part.axes[i] for i in axes_of_dot(step, place) if i >= 0)
+            term = exponential_of(factors_of(x))
+            is_alike = (x.shape, axes, rows) == (total.inner, total.reduced, total.axes)
+            if is_alike and _alike(term) == _alike(total.term):
+                yield part, place
 
 
 def _hyperbolic_secant(value: Value, above: Parts, below: Part) -> Rewrite | None:

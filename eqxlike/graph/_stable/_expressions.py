@@ -603,6 +603,11 @@ def key_of(value: Value, depth: int = 5) -> Any:
     return step.kind, params, value.index, inputs
 
 
+def keys_of(parts: Iterable[Part]) -> set[Any]:
+    """A key of several parts. It does not depend on their order."""
+    return {(key_of(part.value), part.number, part.axes) for part in parts}
+
+
 def is_same(first: Value, second: Value) -> bool:
     """Returns True if the same operations compute both values from the same inputs.
 

@@ -251,7 +251,7 @@ class StableProgram:
                     known[step.output] = rewrite.computed(operands, step.output)
             elif step in self._opened:
                 for output in self._needed.intersection(step.outputs):
-                    known[output] = _array(_inside(output), known)
+                    known[output] = _array(output.inside, known)
             else:
                 inputs = [_array(each, known) for each in step.inputs]
                 known |= zip(step.outputs, self._bind(step, inputs), strict=True)
@@ -284,11 +284,11 @@ class StableProgram:
                 waiting += sources(value)
         return found
 
-    def _sources(self, value: Value) -> Sequence[Value]:
+    def _sources(self, value: Value) -> Sequence[Any]:
         """The values from which the rewritten program directly computes a value."""
         if value.rewrite is not None:
             return value.rewrite.operands
-        return (_inside(value),) if value.step in self._opened else value.step.inputs
+        return (value.inside,) if value.step in self._opened else value.step.inputs
 
     def _bind(self, step: Step, arrays: Sequence[Array]) -> Sequence[Array]:
         params = dict(step.params)
@@ -380,9 +380,5 @@ def _rewrite_of(step: Step) -> Rewrite | None:
     return step.output.rewrite if step.outputs else None
 
 
-def _inside(value: Value) -> Value:
-    return value if value.inside is None else value.inside
-
-
-def _array(value: Value, known: Mapping[Value, Any]) -> Any:
+def _array(value: Any, known: Mapping[Value, Any]) -> Any:
     return known[value] if value.constant is None else value.constant

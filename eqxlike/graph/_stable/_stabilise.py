@@ -58,10 +58,9 @@ def overflowing_cast(step: Step) -> Rewrite | None:
     number = constant_of(x)
     if number is not None:
         return Rewrite() if 65504 < abs(number) < math.inf else None
-    return Rewrite() if seen_through(x).step.kind in LARGE else None
+    large = ("exp", "exp2", "expm1", "sinh", "cosh", "square", "integer_pow")
+    return Rewrite() if seen_through(x).step.kind in large else None
 
-
-LARGE = ("exp", "exp2", "expm1", "sinh", "cosh", "square", "integer_pow")
 
 RULES = (
     Rule(

@@ -25,6 +25,7 @@ from ._expressions import (
     factors_of,
     is_same,
     key_of,
+    keys_of,
     merged,
     placed,
     seen_through,
@@ -147,11 +148,7 @@ def product_with_own_log(step: Step) -> Rewrite | None:
     if (found := _log_factor(step.output)) is None:
         return None
     log, x, others = found
-    inside, outside = (
-        {(key_of(part.value), part.number, part.axes) for part in parts}
-        for parts in (factors_of(x).parts, others)
-    )
-    if inside != outside or not inside:
+    if not others or keys_of(others) != keys_of(factors_of(x).parts):
         return None
     scale = factors_of(step.output).constant / factors_of(x).constant
     if log.value.rewrite is not None:
@@ -382,10 +379,8 @@ def _is_elementwise(value: Value) -> bool:
     """Returns True if the rewrite of a value contains only elementwise operations."""
     structs = [jax.ShapeDtypeStruct(each.shape, each.dtype) for each in value.rewrite.operands]
     text = str(jax.make_jaxpr(lambda *arrays: value.rewrite.computed(arrays, value))(*structs))
-    return not any(f" {kind}" in text for kind in MIXING)
-
-
-MIXING = ("reduce_", "dot_general", "cum", "sort", "arg", "conv_")
+    mixing = ("reduce_", "dot_general", "cum", "sort", "arg", "conv_")
+    return not any(f" {kind}" in text for kind in mixing)
 
 
 def _may_fail(step: Step) -> bool:
