@@ -60,17 +60,16 @@ class Rewrite:
             )
 
     def computed(self, arrays: Sequence[Any], output: Value) -> Array:
-        """Calls `build` and casts the result to the type of `output`."""
+        """Calls `build`, and casts its result to the type of `output`.
+
+        `build` receives floating-point arrays in the widest dtype among `arrays` and `output`.
+        """
         assert self.build is not None
-        return _like(self.build(*_widened(arrays, output)), output.aval)
-
-
-def _widened(arrays: Sequence[Any], output: Value) -> list[Array]:
-    """Casts floating-point arrays to the widest dtype among these arrays and the output."""
-    arrays = [jnp.asarray(each) for each in arrays]
-    floats = [each.dtype for each in arrays if jnp.issubdtype(each.dtype, jnp.floating)]
-    wide = functools.reduce(wider, floats, output.dtype)
-    return [each.astype(wide) if each.dtype in floats else each for each in arrays]
+        arrays = [jnp.asarray(each) for each in arrays]
+        floats = [each.dtype for each in arrays if jnp.issubdtype(each.dtype, jnp.floating)]
+        wide = functools.reduce(wider, floats, output.dtype)
+        widened = (each.astype(wide) if each.dtype in floats else each for each in arrays)
+        return _like(self.build(*widened), output.aval)
 
 
 def _like(array: Array, aval: Any) -> Array:

@@ -13,7 +13,6 @@ from typing import Any, ParamSpec, TypeVar
 import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
-from jax.extend.core import Literal
 
 from ... import combine, filter, filter_make_jaxpr, is_array
 from ..._compat import scan_counts
@@ -39,14 +38,12 @@ def _is_low(value: Any) -> bool:
 
 def _adds_to_a_carry(step: Step) -> bool:
     jaxpr, (skipped, num_carry) = step.params["jaxpr"].jaxpr, scan_counts(step.params)
-    sources = {each: eqn for eqn in jaxpr.eqns for each in eqn.outvars}
     carried = jaxpr.invars[skipped : skipped + num_carry]
-    for before, after in zip(carried, jaxpr.outvars, strict=False):
-        eqn = None if isinstance(after, Literal) else sources.get(after)
-        is_sum = eqn is not None and eqn.primitive.name == "add" and before in eqn.invars
-        if is_sum and _is_low(before):
-            return True
-    return False
+    sums = [eqn for eqn in jaxpr.eqns if eqn.primitive.name == "add"]
+    return any(
+        _is_low(before) and any(after is eqn.outvars[0] and before in eqn.invars for eqn in sums)
+        for before, after in zip(carried, jaxpr.outvars, strict=False)
+    )
 
 
 def overflowing_cast(step: Step) -> Rewrite | None:
