@@ -13,73 +13,65 @@ the finished rows.
 
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from benchmarks import command, report, table, targets
+from benchmarks import command, report, table
 from benchmarks.cases import find
-from benchmarks.cost import densities, ensembles, first_calls, sampling, steps
-from benchmarks.cost.rows import Effort, Row
-from benchmarks.cost.targets import targets as targets_of
-from benchmarks.timing import installed_version
+from benchmarks.cost import densities, sampling, steps
 from eqxlike import bayes
 
 NAME = "benchmarks.bayes_cost"
 ROUNDS = command.Rounds(default=100, quick=5)
 PEERS = ("numpyro", "blackjax")
 
-DEFAULT = Effort(rounds=ROUNDS.default, runs=5, draws=500, steps=2000)
+DEFAULT = {"runs": 5, "draws": 500, "steps": 2000}
+"""The numbers of runs that take seconds, each with its own seed; of draws of each chain, after as
+many warm-up steps; and of steps of an optimiser in a whole run.
+"""
+
+QUICK = {"runs": 1, "draws": 50, "steps": 200}
 QUICK_ROWS = "21 unknowns|13-50-1, batch|32 examples|regression, vectorized"
 """The smallest numbers, for a quick run."""
-QUICK = Effort(rounds=ROUNDS.quick, runs=1, draws=50, steps=200)
+
+TABLES = (
+    *(densities.ONE, densities.LOOP, steps.INFERENCE, steps.BY_HAND),
+    *(steps.RUN, steps.FIRST_CALL),
+)
 
 
-def all_rows() -> list[Row]:
+def all_rows() -> list[Any]:
     """The rows of all tables."""
-    tables = (densities, steps, sampling, ensembles, first_calls)
-    return [row for each in tables for row in each.rows()]
+    return [
+        *densities.rows(),
+        *steps.step_rows(),
+        *sampling.rows(),
+        *steps.run_rows(),
+        *steps.first_call_rows(),
+    ]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measures and prints. Returns 2 for a wrong argument and 130 after Ctrl-C."""
     options = command.parse(arguments, NAME, __doc__, ROUNDS)
-    effort = (QUICK if options.quick else DEFAULT)._replace(rounds=options.rounds)
-    try:
-        rows = find(options.rows or (QUICK_ROWS if options.quick else ""), all_rows())
-        result = new_report(effort)
-        if options.json is not None:
-            report.write(result, options.json)
-    except (ImportError, OSError, ValueError) as error:
-        print(f"{NAME}: {error}", file=sys.stderr)
-        return 2
-    status = 0
-    try:
-        with warnings.catch_warnings():
-            # The table shows the results of the chains.
-            warnings.simplefilter("ignore", bayes.InferenceWarning)
-            command.run(rows, result, options.json, lambda row: row.measured(row, effort))
-    except KeyboardInterrupt:
-        print("interrupted; these rows are finished:", file=sys.stderr)
-        status = 130
-    print(render(result, markdown=options.markdown))
-    return status
+    effort = QUICK if options.quick else DEFAULT
+    vars(options).update(effort)
 
-
-def new_report(effort: Effort) -> dict[str, Any]:
-    """A report without rows."""
-    result = report.new_report(effort._asdict(), folders=["eqxlike/bayes"])
-    result["machine"] |= {name: installed_version(name) for name in PEERS}
-    of_microseconds = (densities.ONE, densities.LOOP, steps.INFERENCE, steps.BY_HAND)
-    tables = [
-        {"title": title, "clocks": ["completion"], "unit": "microseconds"}
-        for title in of_microseconds
-    ]
-    of_milliseconds = (ensembles.TABLE, first_calls.TABLE)
-    tables += [
-        {"title": title, "clocks": ["completion"], "unit": "milliseconds"}
-        for title in of_milliseconds
-    ]
-    return result | {"tables": tables}
+    pattern = options.rows or (QUICK_ROWS if options.quick else "")
+    with warnings.catch_warnings():
+        # The table shows the results of the chains.
+        warnings.simplefilter("ignore", bayes.InferenceWarning)
+        return command.execute(
+            NAME,
+            options,
+            lambda: find(pattern, all_rows()),
+            lambda row: row.measured(options),
+            method={"rounds": options.rounds} | effort,
+            tables=TABLES,
+            packages=PEERS,
+            folders=["eqxlike/bayes"],
+            render=render,
+        )
 
 
 def render(result: Mapping[str, Any], *, markdown: bool) -> str:
@@ -97,9 +89,56 @@ def render(result: Mapping[str, Any], *, markdown: bool) -> str:
         )
         parts.append(f"{title}\n\n{draw(sampling.cells(chains))}")
     if found := targets_of(result):
-        parts.append(targets.render(found))
-    versions = ", ".join(f"{name} {result['machine'][name]}" for name in PEERS)
-    return "\n\n".join([*parts, table.render(result, markdown=markdown), versions])
+        parts.append(report.render_targets(found))
+    parts.append(table.render(result, markdown=markdown))
+    return "\n\n".join([*parts, table.versions(result, PEERS)])
+
+
+# --- targets ---
+
+
+def targets_of(result: Mapping[str, Any]) -> list[report.Target]:
+    """The targets for the rows of a report."""
+    rows = result["rows"]
+    found = [*_of(rows, densities.ONE.title), *_of(rows, densities.LOOP.title)]
+    for title, column, to in (
+        (steps.INFERENCE.title, "MeanField, local", steps.MAP),
+        (steps.BY_HAND.title, "negative_elbo, local", steps.PLAIN),
+    ):
+        found += report.at_most(f"{title}: {column} / {to}", 2.0, _ratios(rows, title, column, to))
+    rates = {row["name"]: sampling.ratio(row) for row in rows if row["table"] == sampling.TABLE}
+    found += report.at_least("effective samples a second, to NumPyro's", 1.2, rates)
+    together = _ratios(rows, steps.RUN.title, steps.TOGETHER, steps.MAP)
+    found += report.at_most(
+        f"an ensemble of {steps.MEMBERS} in one batch / one network", 4.0, together
+    )
+    default = _ratios(rows, steps.RUN.title, steps.DEFAULT, steps.MAP)
+    name = f"an ensemble of {steps.MEMBERS} / one network"
+    return [*found, *report.at_most(name, float(steps.MEMBERS), default)]
+
+
+def _of(rows: Sequence[Mapping[str, Any]], title: str) -> Iterator[report.Target]:
+    """The targets of one table of densities."""
+    for column, to, limit in (
+        (densities.OURS, densities.BY_HAND, 1.05),
+        (densities.OURS_FILTERED, densities.BY_HAND, 1.05),
+        (densities.OURS_VECTOR, densities.BY_HAND_VECTOR, 1.05),
+        (densities.OURS, densities.NUMPYRO, 1.0),
+        (densities.OURS_VECTOR, densities.NUMPYRO, 1.0),
+    ):
+        ratios = _ratios(rows, title, column, to)
+        yield from report.at_most(f"{title}: {column} / {to}", limit, ratios)
+
+
+def _ratios(
+    rows: Sequence[Mapping[str, Any]], title: str, column: str, to: str
+) -> dict[str, float]:
+    """The ratios of two columns, in the rows of a table that have both."""
+    return {
+        row["name"]: report.measurement(row, to).columns[column].completion_ratio.median
+        for row in rows
+        if row["table"] == title and column in row["columns"] and to in row["columns"]
+    }
 
 
 if __name__ == "__main__":

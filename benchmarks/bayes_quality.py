@@ -7,7 +7,6 @@ column, and follows the protocol of published figures: 20 splits. The targets an
 printed last. Ctrl-C prints the finished rows.
 """
 
-import argparse
 import pathlib
 import sys
 import time
@@ -19,14 +18,11 @@ import jax
 import jax.random as jr
 
 import eqxlike
-from benchmarks import command, report
+from benchmarks import command
 from benchmarks.cases import find
 from benchmarks.quality import methods, tables
-from benchmarks.quality.data import SOURCES, DataSet, read_csv, split
-from benchmarks.quality.network import prior_scale, target
-from benchmarks.quality.scores import scores
-from benchmarks.quality.targets import targets
-from benchmarks.timing import installed_version
+from benchmarks.quality.baselines import prior_scale, target
+from benchmarks.quality.data import SOURCES, DataSet, read_csv, scores, split
 from eqxlike import bayes
 
 NAME = "benchmarks.bayes_quality"
@@ -82,20 +78,13 @@ def measured(row: Row, num_splits: int) -> dict[str, Any]:
     }
 
 
-def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """The options of the command."""
-    parser = argparse.ArgumentParser(
-        prog=f"python -m {NAME}",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument(
-        "--json", type=pathlib.Path, metavar="FILE", help="write all numbers to FILE"
-    )
-    for rows in ("methods", "data"):
-        parser.add_argument(
-            f"--{rows}", default="", metavar="REGEX", help=f"only {rows} whose name matches"
-        )
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the methods and prints.
+
+    **Returns:** the exit status: 2 for a wrong argument, 130 after Ctrl-C.
+    """
+    quick = f"{OF_QUICK} splits and fewer methods"
+    parser = command.new_parser(NAME, __doc__, ("methods", "data"), quick)
     parser.add_argument(
         "--csv",
         type=pathlib.Path,
@@ -103,48 +92,27 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         nargs="+",
         help="read regressions from these files",
     )
-    parser.add_argument(
-        "--quick",
-        action="store_true",
-        help=f"{OF_QUICK} splits and fewer methods: for a first look, not for quoting",
-    )
-    parser.add_argument(
-        "--markdown", action="store_true", help="print Markdown instead of plain text"
-    )
-    return parser.parse_args(arguments)
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the methods and prints.
-
-    **Returns:** the exit status: 2 for a wrong argument, 130 after Ctrl-C.
-    """
-    options = parse(arguments)
+    options = parser.parse_args(arguments)
     splits = OF_QUICK if options.quick else OF_CSV if options.csv else SPLITS
-    result = report.new_report(
-        {"splits": splits, "is_quick": options.quick}, folders=["eqxlike/bayes"]
-    )
-    result["machine"] |= {name: installed_version(name) for name in tables.PACKAGES[2:5]}
-    try:
+
+    def select() -> list[Row]:
         chosen = find(options.methods, methods.rows(is_quick=options.quick))
         if options.csv:
             data = find(options.data, [read_csv(path) for path in options.csv])
         else:
             data = [source.load() for source in find(options.data, SOURCES)]
-        if options.json is not None:
-            report.write(result, options.json)
-    except (ImportError, OSError, ValueError) as error:
-        print(f"{NAME}: {error}", file=sys.stderr)
-        return 2
-    rows = [Row(each, method) for each in data for method in chosen]
-    status = 0
-    try:
-        command.run(rows, result, options.json, lambda row: measured(row, splits))
-    except KeyboardInterrupt:
-        print("interrupted; these rows are finished:", file=sys.stderr)
-        status = 130
-    print(tables.render(result, targets(result), markdown=options.markdown))
-    return status
+        return [Row(each, method) for each in data for method in chosen]
+
+    return command.execute(
+        NAME,
+        options,
+        select,
+        lambda row: measured(row, splits),
+        method={"splits": splits, "is_quick": options.quick},
+        packages=tables.PACKAGES[2:5],
+        folders=["eqxlike/bayes"],
+        render=tables.render,
+    )
 
 
 if __name__ == "__main__":

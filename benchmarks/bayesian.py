@@ -21,6 +21,9 @@ CLASSES = 10
 EXAMPLES = 1347
 """The number of training examples of the digits, over which the ELBO is defined."""
 
+Parameters = tuple[jax.Array, ...]
+"""Mean and rho of the weight, mean and rho of the bias."""
+
 
 def network() -> Any:
     """A Bayesian network of two layers, 64 to 64 to 10."""
@@ -46,11 +49,13 @@ def equinox_network(equinox: Any) -> Any:
         estimator: str = equinox.field(static=True)
 
         def __call__(self, x: jax.Array, *, key: jax.Array) -> jax.Array:
-            return output(x, key, self.weight_mean, self.weight_rho, self.bias_mean, self.bias_rho)
+            return output(x, key, self._parameters())
 
         def kl(self) -> jax.Array:
-            parameters = self.weight_mean, self.weight_rho, self.bias_mean, self.bias_rho
-            return divergence(*parameters, prior_scale=self.prior_scale)
+            return divergence(self._parameters(), self.prior_scale)
+
+        def _parameters(self) -> Parameters:
+            return self.weight_mean, self.weight_rho, self.bias_mean, self.bias_rho
 
     class BayesianMLP(equinox.Module):
         layers: tuple[BayesianLinear, ...]
@@ -72,37 +77,25 @@ def equinox_network(equinox: Any) -> Any:
     return BayesianMLP(layers, ours.activation)
 
 
-def output(
-    x: jax.Array,
-    key: jax.Array,
-    weight_mean: jax.Array,
-    weight_rho: jax.Array,
-    bias_mean: jax.Array,
-    bias_rho: jax.Array,
-) -> jax.Array:
+def output(x: jax.Array, key: jax.Array, parameters: Parameters) -> jax.Array:
     """Draws the output of a layer with independent Gaussian weights (local reparameterisation)."""
+    weight_mean, weight_rho, bias_mean, bias_rho = parameters
     mean = weight_mean @ x + bias_mean
     variance = jax.nn.softplus(weight_rho) ** 2 @ x**2 + jax.nn.softplus(bias_rho) ** 2
     return mean + jnp.sqrt(variance) * jax.random.normal(key, mean.shape, mean.dtype)
 
 
-def divergence(
-    weight_mean: jax.Array,
-    weight_rho: jax.Array,
-    bias_mean: jax.Array,
-    bias_rho: jax.Array,
-    prior_scale: float,
-) -> jax.Array:
+def divergence(parameters: Parameters, prior_scale: float) -> jax.Array:
     """KL(posterior || prior) of a layer. The prior variance of weights is divided by fan-in."""
+    weight_mean, weight_rho, bias_mean, bias_rho = parameters
 
     def gaussian(mean: jax.Array, rho: jax.Array, prior: float) -> jax.Array:
         ratio = (jax.nn.softplus(rho) / prior) ** 2
         return jnp.sum((ratio + (mean / prior) ** 2 - 1 - jnp.log(ratio)) / 2)
 
     weight_prior = prior_scale / weight_mean.shape[1] ** 0.5
-    return gaussian(weight_mean, weight_rho, weight_prior) + gaussian(
-        bias_mean, bias_rho, prior_scale
-    )
+    of_weight = gaussian(weight_mean, weight_rho, weight_prior)
+    return of_weight + gaussian(bias_mean, bias_rho, prior_scale)
 
 
 def data(batch: int) -> tuple[jax.Array, jax.Array]:

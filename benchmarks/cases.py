@@ -1,13 +1,13 @@
-"""The cases of benchmarks and profiling. Each case is a row of the table.
+"""Cases: one piece of work in all the ways that are compared, a row of a table each.
 
-A case builds a column only on request, so that a library that is not installed only adds a note. To
-add a row, write a function that returns a `Case` and add it to `CASES`. Rows may have different
-columns.
+A case names its columns and builds each only on request, so that a peer that is not installed costs
+only a note. `Work` is a plain function over the Modules of one library. Here it becomes functions
+of no arguments, one for each way of compiling and calling it. All of them trace the same
+operations, so the columns differ only in the overhead around the compiled program.
 """
 
 import dataclasses
 import functools
-import importlib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
@@ -15,10 +15,15 @@ from typing import Any, Protocol, TypeVar
 import jax
 import numpy as np
 
-import eqxlike
-from benchmarks import bayesian, columns, networks
-from benchmarks.columns import Work
-from benchmarks.timing import Call
+from benchmarks.timing import Call, Prepare
+
+FLAT = "jax.jit, flat list"
+MODULE = "jax.jit, module"
+OURS = "filter_jit"
+WATCHED = "filter_jit, on_retrace"
+EQUINOX_MODULE = "jax.jit, Equinox module"
+EQUINOX = "Equinox filter_jit"
+NNX = "nnx.jit"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +38,7 @@ class Case:
 
     name: str
     builders: Mapping[str, Callable[[], Call]]
-    baseline: str = columns.MODULE
+    baseline: str = MODULE
 
     @property
     def slug(self) -> str:
@@ -51,114 +56,6 @@ class Named(Protocol):
 
 
 NamedT = TypeVar("NamedT", bound=Named)
-
-
-def compare(name: str, work: Callable[[Any], Work], nnx: Callable[[Any], Call]) -> Case:
-    """The case that calls a computation in every way.
-
-    **Arguments:**
-
-    - `name`: the name of the row.
-    - `work`: makes the computation with the Modules of a library, eqxlike or Equinox.
-    - `nnx`: makes the call of the same computation with NNX, from `benchmarks.nnx_networks`.
-    """
-
-    def equinox() -> Work:
-        return work(importlib.import_module("equinox"))
-
-    return Case(
-        name,
-        {
-            columns.FLAT: lambda: columns.on_flat_list(work(eqxlike)),
-            columns.MODULE: lambda: columns.on_module(work(eqxlike)),
-            columns.OURS: lambda: columns.filtered(work(eqxlike)),
-            columns.WATCHED: lambda: columns.watched(work(eqxlike)),
-            columns.EQUINOX_MODULE: lambda: columns.on_module(equinox()),
-            columns.EQUINOX: lambda: columns.filtered(equinox()),
-            columns.NNX: lambda: nnx(importlib.import_module("benchmarks.nnx_networks")),
-        },
-    )
-
-
-def identity() -> Case:
-    """A model without arrays that returns its input, to measure only the overhead of a call."""
-    x = functools.partial(networks.normal, 1, 1, seed=1)
-
-    def work(library: Any) -> Work:
-        return Work(library, networks.forward, (library.nn.Identity(),), (x(),), False)
-
-    return compare("Identity, (1, 1)", work, lambda peer: peer.forward(peer.Identity(), x()))
-
-
-def mlp_forward(depth: int, width: int, batch: int | None = None) -> Case:
-    """An MLP applied to one example, or to a batch with `vmap`."""
-    function = networks.forward if batch is None else networks.forward_batch
-    shape = (width,) if batch is None else (batch, width)
-    x = functools.partial(networks.normal, *shape, seed=1)
-
-    def work(library: Any) -> Work:
-        return Work(library, function, (networks.mlp(library, width, depth),), (x(),), False)
-
-    name = f"MLP forward, depth {depth}, width {width}"
-    return compare(
-        name if batch is None else f"{name}, batch {batch}",
-        work,
-        lambda peer: peer.forward(peer.mlp(width, depth), x()),
-    )
-
-
-def adam_step(depth: int, width: int, batch: int = 32) -> Case:
-    """A step of Adam on the mean squared error of an MLP. Each step starts from the last state."""
-
-    def data() -> tuple[jax.Array, jax.Array]:
-        return networks.normal(batch, width, seed=1), networks.normal(batch, width, seed=2)
-
-    def work(library: Any) -> Work:
-        state = networks.training_state(library, networks.mlp(library, width, depth))
-        step = networks.training_step(library, networks.mean_squared_error)
-        return Work(library, step, state, data(), True)
-
-    return compare(
-        f"Adam step, depth {depth}, width {width}, batch {batch}",
-        work,
-        lambda peer: peer.training_step(peer.mlp(width, depth), peer.mean_squared_error, data()),
-    )
-
-
-def elbo_step(batch: int = 64) -> Case:
-    """A step of Adam on the minibatch ELBO of a Bayesian network, from the last state and key."""
-    key = functools.partial(jax.random.key, 0)
-
-    def work(library: Any) -> Work:
-        model = bayesian.network() if library is eqxlike else bayesian.equinox_network(library)
-        state = (*networks.training_state(library, model), key())
-        return Work(library, bayesian.elbo_step(library), state, bayesian.data(batch), True)
-
-    sizes = f"{bayesian.FEATURES}-{bayesian.WIDTH}-{bayesian.CLASSES}"
-    return compare(
-        f"ELBO step, {sizes}, batch {batch}",
-        work,
-        lambda peer: peer.elbo_step(key(), bayesian.data(batch)),
-    )
-
-
-CASES: tuple[Case, ...] = (
-    identity(),
-    *(mlp_forward(2, 2**power) for power in (5, 6, 7, 8)),
-    *(mlp_forward(2, 2**power, batch=1000) for power in (5, 6, 7, 8)),
-    mlp_forward(2, 8),
-    mlp_forward(8, 32),
-    mlp_forward(64, 8),
-    adam_step(2, 8),
-    adam_step(8, 32),
-    adam_step(64, 8),
-    elbo_step(),
-)
-
-
-def select(pattern: str) -> tuple[Case, ...]:
-    """The cases of `CASES` whose name matches `pattern`."""
-    return find(pattern, CASES)
 
 
 def find(pattern: str, among: Sequence[NamedT]) -> tuple[NamedT, ...]:
@@ -204,3 +101,112 @@ def check_agreement(calls: Mapping[str, Call], times: int = 3) -> None:
             # The tolerance for sums in a different order, relative to their largest number.
             atol = 1e-5 * max(1.0, float(np.max(np.abs(other), initial=0.0)))
             np.testing.assert_allclose(one, other, rtol=1e-4, atol=atol, err_msg=message)
+
+
+def check_first_calls(preparations: Mapping[str, Prepare]) -> None:
+    """Raises `AssertionError` if the first calls of the columns return different numbers."""
+    check_agreement({column: prepare() for column, prepare in preparations.items()}, times=1)
+
+
+# --- the ways to call a piece of work ---
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """A function and its arguments, made with the Modules of one library.
+
+    - `library`: `eqxlike`, or a module with the same public names.
+    - `function`: called as `function(*state, *data, **kwargs)`. Returns an array, or
+      `(*state, array)` if `feeds_back`.
+    - `state`: Modules and other pytrees, which may have static leaves.
+    - `data`: arrays.
+    - `feeds_back`: whether each call is made with the state that the last call returned.
+    - `kwargs`: arrays by name.
+    """
+
+    library: Any
+    function: Callable[..., Any]
+    state: tuple[Any, ...]
+    data: tuple[jax.Array, ...]
+    feeds_back: bool = False
+    kwargs: Mapping[str, jax.Array] = dataclasses.field(default_factory=dict)
+
+
+def filtered(work: Work) -> Call:
+    """The library's `filter_jit` on the unchanged Modules."""
+    return bind(work, work.library.filter_jit(work.function), work.state)
+
+
+def watched(work: Work) -> Call:
+    """`filter_jit` with a callback for retraces. There are no retraces in the benchmark."""
+    function = work.library.filter_jit(
+        work.function, on_retrace=lambda trace: None, max_traces=1_000_000
+    )
+    return bind(work, function, work.state)
+
+
+def on_module(work: Work) -> Call:
+    """`jax.jit` on the arrays of the Modules, which are partitioned once outside of the call.
+
+    Users write this to get the dispatch of plain JAX: a call does not see the static parts.
+    """
+    arrays, static = work.library.partition(work.state, work.library.is_array)
+
+    @jax.jit
+    def function(*arguments: Any, **kwargs: jax.Array) -> Any:
+        state, data = _split(arguments, len(static))
+        result = work.function(*work.library.combine(state, static), *data, **kwargs)
+        if not work.feeds_back:
+            return result
+        state, output = _split(result, len(static))
+        return (*work.library.filter(state, work.library.is_array), *output)
+
+    return bind(work, function, arrays)
+
+
+def on_flat_list(work: Work) -> Call:
+    """`jax.jit` on a flat list of all arrays of the state: the least that a call can cost.
+
+    Returns such a list too. All other arrays are passed one by one.
+    """
+    arrays, static = work.library.partition(work.state, work.library.is_array)
+    leaves, treedef = jax.tree_util.tree_flatten(arrays)
+    others, other_treedef = jax.tree_util.tree_flatten((work.data, dict(work.kwargs)))
+
+    @jax.jit
+    def function(leaves: list[jax.Array], *others: jax.Array) -> Any:
+        state = work.library.combine(jax.tree_util.tree_unflatten(treedef, leaves), static)
+        data, kwargs = jax.tree_util.tree_unflatten(other_treedef, others)
+        result = work.function(*state, *data, **kwargs)
+        if not work.feeds_back:
+            return result
+        state, output = _split(result, len(static))
+        return jax.tree_util.tree_leaves(work.library.filter(state, work.library.is_array)), *output
+
+    positional = dataclasses.replace(work, data=tuple(others), kwargs={})
+    return bind(positional, function, (leaves,))
+
+
+def bind(work: Work, function: Callable[..., Any], state: Sequence[Any]) -> Call:
+    """Binds `function` to the arguments of `work`, or to a state that each call replaces.
+
+    **Arguments:**
+
+    - `work`: the work whose data and keyword arguments to pass.
+    - `function`: the compiled function of the work.
+    - `state`: the state in the form that `function` accepts.
+    """
+    if not work.feeds_back:
+        return functools.partial(function, *state, *work.data, **work.kwargs)
+
+    def step() -> Any:
+        nonlocal state
+        *state, output = function(*state, *work.data, **work.kwargs)
+        return output
+
+    return step
+
+
+def _split(arguments: Sequence[Any], count: int) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """Separates the first `count` arguments from the others."""
+    return tuple(arguments[:count]), tuple(arguments[count:])

@@ -9,19 +9,15 @@ Ctrl-C prints the finished rows.
 
 import dataclasses
 import functools
-import json
-import os
-import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from typing import Any
-from unittest import mock
 
 import numpy as np
 
-from benchmarks import cases, command, downstream_process, import_time, report
-from benchmarks.timing import Measurement, Samples, installed_version, round_orders, summarise
+from benchmarks import command, downstream_process, import_time, report, timing
+from benchmarks.cases import find
+from benchmarks.timing import Measurement
 from tests.downstream import run
 
 NAME = "benchmarks.downstream"
@@ -85,14 +81,10 @@ ROWS: tuple[Row, ...] = (
 
 def in_process(library: str, topic: str, program: str) -> dict[str, Any]:
     """The result of `downstream_process.timed` in a fresh process without a cache on disk."""
-    process = subprocess.run(
-        [sys.executable, "-m", downstream_process.__name__, library, topic, program],
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-        env=os.environ | {"JAX_ENABLE_COMPILATION_CACHE": "false"},
+    module = downstream_process.__name__
+    return timing.in_process(
+        "-m", module, library, topic, program, JAX_ENABLE_COMPILATION_CACHE="false"
     )
-    return json.loads(process.stdout.splitlines()[-1])
 
 
 @functools.cache
@@ -101,12 +93,17 @@ def samples_of(topic: str, program: str, rounds: int) -> dict[str, list[dict[str
 
     **Raises:** `AssertionError` if the libraries compute different numbers.
     """
-    found: dict[str, list[dict[str, Any]]] = {column: [] for column in LIBRARIES}
-    for order in round_orders(tuple(LIBRARIES), rounds, seed=0):
-        for column in order:
-            found[column].append(in_process(LIBRARIES[column], topic, program))
-        ours, theirs = (found[column][-1]["sums"] for column in (OURS, EQUINOX))
-        np.testing.assert_allclose(ours, theirs, rtol=TOLERANCE, err_msg=f"{topic}: {program}")
+    found = timing.interleaved(
+        {
+            column: functools.partial(in_process, library, topic, program)
+            for column, library in LIBRARIES.items()
+        },
+        rounds,
+    )
+    for ours, theirs in zip(found[OURS], found[EQUINOX], strict=True):
+        np.testing.assert_allclose(
+            ours["sums"], theirs["sums"], rtol=TOLERANCE, err_msg=f"{topic}: {program}"
+        )
     return found
 
 
@@ -115,47 +112,37 @@ def measure(row: Row, rounds: int) -> Measurement:
     if row.table == IMPORT:
         instead = "import eqxlike; eqxlike.install_as_equinox(); "
         statements = {OURS: f"{instead}import {row.topic}", EQUINOX: f"import {row.topic}"}
-        for statement in statements.values():
-            import_time.import_s(statement)  # writes the bytecode
-        times: dict[str, list[float]] = {column: [] for column in statements}
-        for order in round_orders(tuple(statements), rounds, seed=0):
-            for column in order:
-                times[column].append(import_time.import_s(statements[column]))
-    else:
-        found = samples_of(row.topic, row.program, rounds)
-        times = {
-            column: [
-                each["first_s"] if row.table == FIRST else float(np.median(each["later_s"]))
-                for each in of_column
-            ]
-            for column, of_column in found.items()
+        calls = {
+            column: functools.partial(import_time.import_s, statement)
+            for column, statement in statements.items()
         }
-    in_us = {column: tuple(1e6 * each for each in each_s) for column, each_s in times.items()}
-    samples = {column: Samples(us, us, calls=1) for column, us in in_us.items()}
-    return summarise(samples, EQUINOX)
+        return import_time.measure(calls, rounds)
+    times = {
+        column: [
+            each["first_s"] if row.table == FIRST else float(np.median(each["later_s"]))
+            for each in of_column
+        ]
+        for column, of_column in samples_of(row.topic, row.program, rounds).items()
+    }
+    return timing.of_seconds(times, EQUINOX)
 
 
 def main(arguments: Sequence[str] | None = None, rows: Sequence[Row] = ROWS) -> int:
     """Measures and prints. Returns 2 for a wrong argument and 130 after Ctrl-C."""
     options = command.parse(arguments, NAME, __doc__, ROUNDS)
 
-    def begin() -> tuple[Sequence[Row], dict[str, Any]]:
-        result = report.new_report({"rounds": options.rounds})
-        result["machine"] |= {name: installed_version(name) for name in BUILT_ON_EQUINOX}
-        result["tables"] = [
-            {"title": title, "clocks": ["completion"], "unit": "milliseconds"} for title in TABLES
-        ]
-        return cases.find(options.rows, rows), result
-
     def measured(row: Row) -> dict[str, Any]:
-        found = measure(row, options.rounds)
-        return report.row(row.name, found, []) | {"table": row.table}
+        return report.row(row.name, measure(row, options.rounds), table=row.table)
 
-    # Bytecode is written, as after `pip install`, even if the environment disables it.
-    with tempfile.TemporaryDirectory() as folder, mock.patch.dict(os.environ):
-        os.environ["PYTHONPYCACHEPREFIX"] = folder
-        os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-        return command.execute(NAME, options, begin, measured)
+    with import_time.own_bytecode():
+        return command.execute(
+            NAME,
+            options,
+            lambda: find(options.rows, rows),
+            measured,
+            tables=list(map(report.Table, TABLES)),
+            packages=BUILT_ON_EQUINOX,
+        )
 
 
 if __name__ == "__main__":

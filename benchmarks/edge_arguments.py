@@ -20,10 +20,10 @@ import jax.numpy as jnp
 import optax
 
 import eqxlike
-from benchmarks import columns, networks
-from benchmarks.cases import Case, check_agreement
-from benchmarks.columns import Work
-from benchmarks.layer_rows import Row, Table
+from benchmarks import cases, networks
+from benchmarks.cases import Case, Work, check_agreement
+from benchmarks.command import Row
+from benchmarks.report import Table
 from benchmarks.timing import Call
 
 TABLE = Table("Arguments of other kinds", ("completion", "dispatch"), unit="microseconds")
@@ -36,7 +36,7 @@ MANY = 100
 def on_tree(work: Work, static_argnums: Sequence[int] = ()) -> Call:
     """`jax.jit` on the same tree. Arguments in `static_argnums` are static."""
     compiled = jax.jit(work.function, static_argnums=static_argnums)
-    return columns.bind(work, compiled, work.state)
+    return cases.bind(work, compiled, work.state)
 
 
 def row(
@@ -54,17 +54,12 @@ def row(
     - `on_tree`: makes the call with `jax.jit`.
     """
     builders: dict[str, Callable[[], Call]] = {
-        columns.FLAT: lambda: columns.on_flat_list(make(eqxlike)),
+        cases.FLAT: lambda: cases.on_flat_list(make(eqxlike)),
         TREE: lambda: on_tree(make(eqxlike)),
-        columns.OURS: lambda: columns.filtered(make(eqxlike)),
-        columns.EQUINOX: lambda: columns.filtered(make(importlib.import_module("equinox"))),
+        cases.OURS: lambda: cases.filtered(make(eqxlike)),
+        cases.EQUINOX: lambda: cases.filtered(make(importlib.import_module("equinox"))),
     }
     return Row(TABLE, Case(name, builders, TREE), check_agreement)
-
-
-def example() -> jax.Array:
-    """The example that is passed in addition to the argument of the row."""
-    return networks.normal(WIDTH, seed=1)
 
 
 def vectors(count: int) -> list[jax.Array]:
@@ -82,12 +77,17 @@ def on_example(
     function: Callable[..., Any], make: Callable[[], Any], feeds_back: bool = False
 ) -> Callable[[Any], Work]:
     """A function that makes, for a library, the `Work` of a function of a tree and an example."""
-    return lambda library: Work(library, function, (make(),), (example(),), feeds_back)
+
+    def work(library: Any) -> Work:
+        example = networks.normal(WIDTH, seed=1)
+        return Work(library, function, (make(),), (example,), feeds_back)
+
+    return work
 
 
-def of_tree(make: Callable[[], Any]) -> Callable[[Any], Work]:
-    """A function that makes, for a library, the `Work` of `ends` on a tree."""
-    return on_example(ends, make)
+def tree_row(name: str, make: Callable[[], Any]) -> Row:
+    """The row of `ends` on a tree."""
+    return row(name, on_example(ends, make))
 
 
 @functools.cache
@@ -135,18 +135,6 @@ def layer_arrays(count: int = 8) -> dict[str, dict[str, jax.Array]]:
     }
 
 
-def frozen_dict() -> Any:
-    """The weights of eight layers in Flax's frozen dict."""
-    return importlib.import_module("flax.core").FrozenDict(layer_arrays())
-
-
-def ordered_dict() -> Any:
-    """Sixteen arrays in an ordered dict."""
-    return collections.OrderedDict(
-        (f"array{index}", each) for index, each in enumerate(vectors(16))
-    )
-
-
 def nnx_state() -> Any:
     """The state of an MLP of Flax's NNX with eight layers."""
     nnx = importlib.import_module("flax.nnx")
@@ -168,20 +156,9 @@ def train_state() -> Any:
     return state.replace(step=jnp.asarray(0))
 
 
-def train_state_ends(state: Any, x: jax.Array) -> jax.Array:
-    """Adds the first and the last parameter to an example."""
-    return ends(state.params, x)
-
-
 def count_step(state: Any, x: jax.Array) -> tuple[Any, jax.Array]:
     """The state after the next step, and the example plus two parameters."""
-    return state.replace(step=state.step + 1), train_state_ends(state, x)
-
-
-def equinox_mlp() -> Any:
-    """Equinox's MLP of depth 8."""
-    equinox = importlib.import_module("equinox")
-    return networks.mlp(equinox, WIDTH, 8)
+    return state.replace(step=state.step + 1), ends(state.params, x)
 
 
 def scale_and_shift(scale: jax.Array, shift: jax.Array, x: jax.Array) -> jax.Array:
@@ -189,46 +166,11 @@ def scale_and_shift(scale: jax.Array, shift: jax.Array, x: jax.Array) -> jax.Arr
     return scale * x + shift
 
 
-def times(factor: float, x: jax.Array) -> jax.Array:
-    """An example times a number."""
-    return factor * x
-
-
-def call_with(function: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.Array:
-    """Calls a function that is passed as an argument."""
-    return function(x)
-
-
 class Settings:
     """A static object that is compared by identity. Its contents do not affect the program."""
 
     def __init__(self) -> None:
         self.table = {f"entry{index}": 0.5 * index for index in range(MANY)}
-
-
-def read_settings(settings: Settings, x: jax.Array) -> jax.Array:
-    """Adds a number of the settings to an example."""
-    return x + settings.table["entry1"]
-
-
-def add_static(number: float, x: jax.Array) -> jax.Array:
-    """Returns the example and ignores the static number."""
-    return x + (1.0 if math.isnan(number) else number)
-
-
-def add_named(*, first: jax.Array, second: jax.Array, third: jax.Array, x: jax.Array) -> jax.Array:
-    """Adds three arrays to an example."""
-    return x + first + second + third
-
-
-def add_any(**arrays: jax.Array) -> jax.Array:
-    """Adds all arrays, with any names."""
-    return functools.reduce(jnp.add, arrays.values())
-
-
-def named() -> dict[str, jax.Array]:
-    """Four arrays by name."""
-    return dict(zip(("first", "second", "third", "x"), vectors(4), strict=True))
 
 
 def static_row(name: str, function: Callable[..., jax.Array], value: Any) -> Row:
@@ -239,27 +181,49 @@ def static_row(name: str, function: Callable[..., jax.Array], value: Any) -> Row
 
 def named_row(name: str, function: Callable[..., jax.Array]) -> Row:
     """The row of a function that is called with four keyword arguments."""
-    return row(name, lambda library: Work(library, function, (), (), kwargs=named()))
 
+    def make(library: Any) -> Work:
+        first, second, third, x = vectors(4)
+        arrays = {"first": first, "second": second, "third": third, "x": x}
+        return Work(library, function, (), (), kwargs=arrays)
 
-def partial_of_arrays() -> Any:
-    """An affine map."""
-    return jax.tree_util.Partial(scale_and_shift, *vectors(2))
+    return row(name, make)
 
 
 def plain_rows() -> list[Row]:
     """The rows with arguments from Python and JAX."""
-    halve = functools.partial(times, 0.5)
+    halve = functools.partial(lambda factor, x: factor * x, 0.5)
     holder = functools.partial(scale_and_shift, *vectors(2))
+    by_jax = jax.tree_util.Partial(scale_and_shift, *vectors(2))
+
+    def ordered_dict() -> Any:
+        named = ((f"array{index}", each) for index, each in enumerate(vectors(16)))
+        return collections.OrderedDict(named)
+
+    def call(function: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.Array:
+        return function(x)
+
+    def add_static(number: float, x: jax.Array) -> jax.Array:
+        return x + (1.0 if math.isnan(number) else number)
+
+    def add_entry(settings: Settings, x: jax.Array) -> jax.Array:
+        return x + settings.table["entry1"]
+
+    def add_named(*, first: jax.Array, second: jax.Array, third: jax.Array, x: jax.Array):
+        return x + first + second + third
+
+    def add_any(**arrays: jax.Array) -> jax.Array:
+        return functools.reduce(jnp.add, arrays.values())
+
     return [
-        row("list of 100 registered dataclasses", of_tree(lambda: pairs(Registered, MANY))),
-        row("dict 100 deep, 1 array", of_tree(lambda: nested_dict(MANY, 1))),
-        row("dict 100 deep, 100 arrays", of_tree(lambda: nested_dict(MANY, MANY))),
-        row("OrderedDict of 16 arrays", of_tree(ordered_dict)),
-        row("jax.tree_util.Partial of 2 arrays", on_example(call_with, partial_of_arrays)),
-        static_row("functools.partial, static", call_with, halve),
-        static_row("functools.partial of 2 arrays, static", call_with, holder),
-        static_row("static object with a dict of 100", read_settings, Settings()),
+        tree_row("list of 100 registered dataclasses", lambda: pairs(Registered, MANY)),
+        tree_row("dict 100 deep, 1 array", lambda: nested_dict(MANY, 1)),
+        tree_row("dict 100 deep, 100 arrays", lambda: nested_dict(MANY, MANY)),
+        tree_row("OrderedDict of 16 arrays", ordered_dict),
+        row("jax.tree_util.Partial of 2 arrays", on_example(call, lambda: by_jax)),
+        static_row("functools.partial, static", call, halve),
+        static_row("functools.partial of 2 arrays, static", call, holder),
+        static_row("static object with a dict of 100", add_entry, Settings()),
         static_row("static 0.5", add_static, 0.5),
         static_row("static 0.0", add_static, 0.0),
         static_row("static nan", add_static, math.nan),
@@ -270,12 +234,19 @@ def plain_rows() -> list[Row]:
 
 def flax_rows() -> list[Row]:
     """The rows with arguments from Flax."""
+
+    def frozen_dict() -> Any:
+        return importlib.import_module("flax.core").FrozenDict(layer_arrays())
+
+    def parameter_ends(state: Any, x: jax.Array) -> jax.Array:
+        return ends(state.params, x)
+
     return [
-        row("one flax struct", of_tree(lambda: pairs(struct(), 1)[0])),
-        row("list of 100 flax structs", of_tree(lambda: pairs(struct(), MANY))),
-        row("flax FrozenDict, 8 layers", of_tree(frozen_dict)),
+        tree_row("one flax struct", lambda: pairs(struct(), 1)[0]),
+        tree_row("list of 100 flax structs", lambda: pairs(struct(), MANY)),
+        tree_row("flax FrozenDict, 8 layers", frozen_dict),
         row("nnx.State, 8 layers", on_example(nnx_ends, nnx_state)),
-        row("flax TrainState, 8 layers", on_example(train_state_ends, train_state)),
+        row("flax TrainState, 8 layers", on_example(parameter_ends, train_state)),
         row(
             "flax TrainState, 8 layers, in and out",
             on_example(count_step, train_state, feeds_back=True),
@@ -285,8 +256,11 @@ def flax_rows() -> list[Row]:
 
 def equinox_rows() -> list[Row]:
     """The rows with arguments from Equinox."""
-    make = on_example(networks.forward, equinox_mlp)
-    return [row("Equinox MLP, depth 8", make, columns.on_module)]
+
+    def mlp() -> Any:
+        return networks.mlp(importlib.import_module("equinox"), WIDTH, 8)
+
+    return [row("Equinox MLP, depth 8", on_example(networks.forward, mlp), cases.on_module)]
 
 
 def rows() -> list[Row]:

@@ -173,6 +173,6 @@ def _normalised(x: jax.Array, weight: jax.Array, bias: jax.Array) -> jax.Array:
 
 
 def _nnx(model: Any, prompts: jax.Array) -> Any:
-    from benchmarks import nnx_generation
+    from benchmarks import nnx_networks
 
-    return nnx_generation.generator(model, prompts, HEADS, NEW)
+    return nnx_networks.generator(model, prompts, HEADS, NEW)

@@ -6,19 +6,19 @@ if the environment disables bytecode. The processes of a round run one after the
 changing order, and ratios are computed in each round. Ctrl-C prints the finished rows.
 """
 
+import contextlib
 import functools
 import importlib.util
 import os
-import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from unittest import mock
 
-from benchmarks import cases, command, report
-from benchmarks.cases import Case
-from benchmarks.timing import Call, Measurement, Samples, round_orders, summarise
+from benchmarks import command, report
+from benchmarks.cases import Case, build, find
+from benchmarks.timing import Call, Measurement, in_process, interleaved, of_seconds
 
 NAME = "benchmarks.import_time"
 ROUNDS = command.Rounds(default=30, quick=5)
@@ -59,25 +59,21 @@ def row(name: str, statements: Mapping[str, str], before: str = "") -> Case:
 
 def import_s(statement: str, before: str = "") -> float:
     """The seconds that a statement takes in a fresh process, after the statement `before`."""
-    process = subprocess.run(
-        [sys.executable, "-c", TIMED.format(before, statement)],
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-    )
-    return float(process.stdout)
+    return in_process("-c", TIMED.format(before, statement))
 
 
+@contextlib.contextmanager
+def own_bytecode() -> Iterator[None]:
+    """Lets processes write bytecode into a folder of their own, whatever the environment says."""
+    with tempfile.TemporaryDirectory() as folder, mock.patch.dict(os.environ):
+        os.environ["PYTHONPYCACHEPREFIX"] = folder
+        os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+        yield
+
+
+PEERS = {EQUINOX: "import equinox", NNX: "from flax import nnx"}
 ROWS: tuple[Case, ...] = (
-    row(
-        "the package",
-        {
-            JAX: "import jax",
-            OURS: "import eqxlike",
-            EQUINOX: "import equinox",
-            NNX: "from flax import nnx",
-        },
-    ),
+    row("the package", {JAX: "import jax", OURS: "import eqxlike", **PEERS}),
     row(
         "the package and its layers",
         {
@@ -87,15 +83,7 @@ ROWS: tuple[Case, ...] = (
             NNX: "from flax import nnx",
         },
     ),
-    row(
-        "the package, after JAX",
-        {
-            OURS: "import eqxlike",
-            EQUINOX: "import equinox",
-            NNX: "from flax import nnx",
-        },
-        before="import jax",
-    ),
+    row("the package, after JAX", {OURS: "import eqxlike", **PEERS}, before="import jax"),
 )
 
 
@@ -103,38 +91,27 @@ def main(arguments: Sequence[str] | None = None, rows: Sequence[Case] = ROWS) ->
     """Measures and prints. Returns 2 for a wrong argument and 130 after Ctrl-C."""
     options = command.parse(arguments, NAME, __doc__, ROUNDS)
 
-    def begin() -> tuple[Sequence[Case], dict[str, Any]]:
-        result = report.new_report({"rounds": options.rounds})
-        result["tables"] = [{"title": TITLE, "clocks": ["completion"], "unit": "milliseconds"}]
-        return cases.find(options.rows, rows), result
-
     def measured(case: Case) -> dict[str, Any]:
-        calls, notes = cases.build(case)
-        return report.row(case.name, measure(calls, options.rounds), notes) | {"table": TITLE}
+        calls, notes = build(case)
+        return report.row(case.name, measure(calls, options.rounds), notes, TITLE)
 
-    with tempfile.TemporaryDirectory() as folder, mock.patch.dict(os.environ):
-        os.environ["PYTHONPYCACHEPREFIX"] = folder
-        os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-        return command.execute(NAME, options, begin, measured)
+    with own_bytecode():
+        return command.execute(
+            NAME, options, lambda: find(options.rows, rows), measured, tables=[report.Table(TITLE)]
+        )
 
 
-def measure(calls: Mapping[str, Call], rounds: int, seed: int = 0) -> Measurement:
+def measure(calls: Mapping[str, Call], rounds: int) -> Measurement:
     """Measures imports interleaved. An untimed first round writes the bytecode.
 
     **Arguments:**
 
     - `calls`: functions that return the seconds of one import, by column.
     - `rounds`: the number of imports in each column.
-    - `seed`: the seed of the order of the columns.
     """
     for call in calls.values():
         call()
-    times: dict[str, list[float]] = {column: [] for column in calls}
-    for order in round_orders(tuple(calls), rounds, seed):
-        for column in order:
-            times[column].append(1e6 * calls[column]())
-    samples = {column: Samples(tuple(us), tuple(us), calls=1) for column, us in times.items()}
-    return summarise(samples, EQUINOX if EQUINOX in calls else OURS)
+    return of_seconds(interleaved(calls, rounds), EQUINOX if EQUINOX in calls else OURS)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
-"""An attention and a convolution with all gradients, compared with JAX's functions and PyTorch.
+"""Attention and convolution alone, and the benefit of `nn.fuse`.
 
-There is a column for PyTorch if it is installed.
+One attention and one convolution stand next to JAX's functions and PyTorch, with all gradients;
+PyTorch's column is there if PyTorch is installed. Self-attention computes its projections
+separately, or as one product.
 """
 
 import functools
@@ -14,7 +16,8 @@ import numpy as np
 import eqxlike
 from benchmarks import networks
 from benchmarks.cases import Case, check_agreement
-from benchmarks.layer_rows import Row, Table
+from benchmarks.command import Row
+from benchmarks.report import Table
 from benchmarks.timing import Call
 from eqxlike import nn
 
@@ -117,3 +120,40 @@ def _of_torch(function: Callable, *arrays: jax.Array) -> Call:
         )
 
     return step
+
+
+# --- self-attention, its projections separately and as one product ---
+
+APART = "three products"
+FUSED = "one product (nn.fuse)"
+
+FORWARD = Table("Self-attention of a batch, forward", unit="microseconds")
+GRADIENT = Table("Self-attention of a batch, value and gradient", unit="microseconds")
+
+
+def self_attention(width: int, length: int, batch: int, table: Table) -> Row:
+    """The row of a `MultiheadAttention` with four heads, called as `attention(x, x, x)`."""
+
+    def build(column: str) -> Call:
+        model = nn.MultiheadAttention(4, width, key=jax.random.key(0))
+        model = nn.fuse(model) if column == FUSED else model
+        function = _value_and_gradient if table is GRADIENT else _output
+        return functools.partial(function, model, networks.normal(batch, length, width, seed=1))
+
+    builders = {column: functools.partial(build, column) for column in (APART, FUSED)}
+    return _row(table, f"width {width}, {length} tokens, batch {batch}", builders)
+
+
+@eqxlike.filter_jit
+def _output(model: nn.MultiheadAttention, x: jax.Array) -> jax.Array:
+    return jax.vmap(lambda x: model(x, x, x))(x)
+
+
+@eqxlike.filter_jit
+def _value_and_gradient(model: nn.MultiheadAttention, x: jax.Array) -> jax.Array:
+    def loss(model: nn.MultiheadAttention) -> jax.Array:
+        return jnp.mean(_output(model, x) ** 2)
+
+    value, gradient = eqxlike.filter_value_and_grad(loss)(model)
+    # The result contains the whole gradient, so that XLA computes all of it.
+    return value + 0.0 * sum(jnp.sum(each) for each in jax.tree.leaves(gradient))

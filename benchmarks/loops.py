@@ -12,15 +12,14 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from operator import truediv
-from typing import Any, cast
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import jax.random as jr
 
-from benchmarks import command, report
-from benchmarks.cases import Case, build, check_agreement, find
-from benchmarks.timing import measure
+from benchmarks import command
+from benchmarks.cases import Case
 from eqxlike import loops
 
 NAME = "benchmarks.loops"
@@ -41,75 +40,77 @@ Run = Callable[[Any, Any], Any]
 """`run(parameters, carry) -> carry`."""
 
 
+Library = Callable[[], Any]
+
+
+def ours() -> Any:
+    """Our loops."""
+    return loops
+
+
 def equinox_loops() -> Any:
     """Equinox's loops. Raises ImportError if Equinox is not installed."""
     return importlib.import_module("equinox.internal")
 
 
-def in_scan(step: Recurrence, length: int, parameters: Any, carry: Any) -> Any:
+def in_scan(step: Recurrence, length: int) -> Run:
     """The loop with `jax.lax.scan`."""
-    return jax.lax.scan(lambda carry, _: (step(parameters, carry), None), carry, None, length)[0]
+
+    def run(parameters: Any, carry: Any) -> Any:
+        body = lambda carry, _: (step(parameters, carry), None)  # noqa: E731
+        return jax.lax.scan(body, carry, None, length)[0]
+
+    return run
 
 
-def scanned(
-    library: Callable[[], Any],
-    kind: str,
-    step: Recurrence,
-    length: int,
-    parameters: Any,
-    carry: Any,
-) -> Any:
+def scanned(library: Library, kind: str, step: Recurrence, length: int) -> Run:
     """The loop with the `scan` of a library."""
 
-    def body(carry: Any, _: None) -> tuple[Any, None]:
-        return step(parameters, carry), None
+    def run(parameters: Any, carry: Any) -> Any:
+        body = lambda carry, _: (step(parameters, carry), None)  # noqa: E731
+        return library().scan(body, carry, None, length, kind=kind)[0]
 
-    return library().scan(body, carry, None, length, kind=kind)[0]
+    return run
 
 
-def whiled(
-    library: Callable[[], Any],
-    kind: str,
-    step: Recurrence,
-    length: Any,
-    most: int,
-    parameters: Any,
-    carry: Any,
-) -> Any:
+def whiled(library: Library, kind: str, step: Recurrence, length: Any, most: int) -> Run:
     """The loop with the `while_loop` of a library and a maximum number of steps."""
 
-    def body(state: Any) -> Any:
-        return state[0] + 1, step(parameters, state[1])
+    def run(parameters: Any, carry: Any) -> Any:
+        return library().while_loop(
+            lambda state: state[0] < length,
+            lambda state: (state[0] + 1, step(parameters, state[1])),
+            (jnp.array(0), carry),
+            max_steps=most,
+            kind=kind,
+        )[1]
 
-    return library().while_loop(
-        lambda state: state[0] < length,
-        body,
-        (jnp.array(0), carry),
-        max_steps=most,
-        kind=kind,
-    )[1]
+    return run
 
 
-def of_jax(step: Recurrence, length: Any, parameters: Any, carry: Any) -> Any:
+def of_jax(step: Recurrence, length: Any) -> Run:
     """The loop with `jax.lax.while_loop`."""
-    return jax.lax.while_loop(
-        lambda state: state[0] < length,
-        lambda state: (state[0] + 1, step(parameters, state[1])),
-        (jnp.array(0), carry),
-    )[1]
+
+    def run(parameters: Any, carry: Any) -> Any:
+        return jax.lax.while_loop(
+            lambda state: state[0] < length,
+            lambda state: (state[0] + 1, step(parameters, state[1])),
+            (jnp.array(0), carry),
+        )[1]
+
+    return run
 
 
-def masked(step: Recurrence, length: Any, most: int, parameters: Any, carry: Any) -> Any:
+def masked(step: Recurrence, length: Any, most: int) -> Run:
     """The loop as a scan of the maximum length that masks steps after the actual length."""
 
-    def body(carry: Any, index: Any) -> tuple[Any, None]:
-        return jnp.where(index < length, step(parameters, carry), carry), None
+    def run(parameters: Any, carry: Any) -> Any:
+        def body(carry: Any, index: Any) -> tuple[Any, None]:
+            return jnp.where(index < length, step(parameters, carry), carry), None
 
-    return jax.lax.scan(body, carry, jnp.arange(most))[0]
+        return jax.lax.scan(body, carry, jnp.arange(most))[0]
 
-
-def ours() -> Any:
-    return loops
+    return run
 
 
 def forward(run: Run) -> Callable[[Any, Any], Any]:
@@ -182,31 +183,21 @@ STEPS: Mapping[str, tuple[Recurrence, tuple[Any, Any]]] = {
 def recurrence(name: str, length: int, way: Callable[..., Any]) -> Case:
     """The row of a loop of `length` steps. The length is static, or only bounded."""
     step, arguments = STEPS[name]
-    runs: dict[str, Run] = {SCAN: functools.partial(in_scan, step, length)}
+    runs: dict[str, Run] = {SCAN: in_scan(step, length)}
     for library, prefix in ((ours, ""), (equinox_loops, f"{EQUINOX} ")):
-        runs[f"{prefix}scan, checkpointed"] = functools.partial(
-            scanned, library, "checkpointed", step, length
-        )
+        runs[f"{prefix}scan, checkpointed"] = scanned(library, "checkpointed", step, length)
         for kind in ("checkpointed", "bounded"):
-            runs[f"{prefix}while_loop, {kind}"] = functools.partial(
-                whiled, library, kind, step, length, length
-            )
+            runs[f"{prefix}while_loop, {kind}"] = whiled(library, kind, step, length, length)
     return case(f"{way.__name__}, {name}, {length} steps", way, runs, arguments)
 
 
 def few_of_many(length: int, most: int) -> Case:
     """The row of a loop that ends long before its limit."""
     step, arguments = STEPS["64-wide tanh"]
-    runs: dict[str, Run] = {
-        SCAN: functools.partial(in_scan, step, length),
-        MASKED: functools.partial(masked, step, length, most),
-        "while_loop, checkpointed": functools.partial(
-            whiled, ours, "checkpointed", step, length, most
-        ),
-        f"{EQUINOX} while_loop, checkpointed": functools.partial(
-            whiled, equinox_loops, "checkpointed", step, length, most
-        ),
-    }
+    runs = {SCAN: in_scan(step, length), MASKED: masked(step, length, most)}
+    for library, prefix in ((ours, ""), (equinox_loops, f"{EQUINOX} ")):
+        column = f"{prefix}while_loop, checkpointed"
+        runs[column] = whiled(library, "checkpointed", step, length, most)
     return case(f"gradient, 64-wide tanh, {length} of {most} steps", gradient, runs, arguments)
 
 
@@ -215,15 +206,19 @@ def batch(number: int, most: int, way: Callable[..., Any]) -> Case:
     lengths = jr.randint(jr.key(1), (number,), most // 10, most)
     carries = jr.normal(jr.key(2), (number, 64))
 
-    def over_batch(run: Callable[[Any, Any, Any], Any]) -> Run:
-        return lambda parameters, carry: jax.vmap(run, (None, 0, 0))(parameters, carry, lengths)
+    def over_batch(loop: Callable[[Any], Run]) -> Run:
+        def one(parameters: Any, carry: Any, length: Any) -> Any:
+            return loop(length)(parameters, carry)
 
-    def by(library: Callable[[], Any], kind: str) -> Run:
-        return over_batch(lambda p, x, n: whiled(library, kind, recurrent, n, most, p, x))
+        return lambda parameters, carry: jax.vmap(one, (None, 0, 0))(parameters, carry, lengths)
 
-    plain = lambda p, x, n: of_jax(recurrent, n, p, x)  # noqa: E731
-    by_mask = lambda p, x, n: masked(recurrent, n, most, p, x)  # noqa: E731
-    runs = {WHILE: over_batch(plain)} if way is forward else {MASKED: over_batch(by_mask)}
+    def by(library: Library, kind: str) -> Run:
+        return over_batch(lambda length: whiled(library, kind, recurrent, length, most))
+
+    if way is forward:
+        runs = {WHILE: over_batch(lambda length: of_jax(recurrent, length))}
+    else:
+        runs = {MASKED: over_batch(lambda length: masked(recurrent, length, most))}
     runs["while_loop, checkpointed"] = by(ours, "checkpointed")
     runs["while_loop, bounded"] = by(ours, "bounded")
     runs[f"{EQUINOX} while_loop, checkpointed"] = by(equinox_loops, "checkpointed")
@@ -241,7 +236,7 @@ def writing(length: int, width: int, number: int, way: Callable[..., Any]) -> Ca
 
         return jax.lax.scan(body, carry, None, length)[1]
 
-    def by(library: Callable[[], Any], kind: str) -> Run:
+    def by(library: Library, kind: str) -> Run:
         def run(parameters: Any, carry: Any) -> Any:
             def body(state: Any) -> Any:
                 index, carry, buffer = state
@@ -287,8 +282,9 @@ ROWS: tuple[Case, ...] = (
 )
 
 
-def first_calls(calls: Mapping[str, Compiled]) -> str:
-    """The time to trace and compile each column, and its ratio to Equinox."""
+def notes_of(calls: Mapping[str, Compiled]) -> list[str]:
+    """The memory of each column; the time to trace and compile it, and its ratio to Equinox's."""
+    memory = [f"{column} {call.temporary_bytes:,}" for column, call in calls.items()]
     seconds: dict[str, list[float]] = {column: [] for column in calls}
     for _ in range(FIRST_CALLS):
         for column, call in calls.items():
@@ -298,26 +294,15 @@ def first_calls(calls: Mapping[str, Compiled]) -> str:
         theirs = seconds.get(f"{EQUINOX} {column}")
         ratio = "" if theirs is None else f" ({statistics.median(map(truediv, own, theirs)):.2f})"
         found.append(f"{column} {1000 * statistics.median(own):.0f}{ratio}")
-    return f"first call, ms (ratio to {EQUINOX}): {', '.join(found)}"
+    return [
+        f"temporary bytes: {', '.join(memory)}",
+        f"first call, ms (ratio to {EQUINOX}): {', '.join(found)}",
+    ]
 
 
 def main(arguments: Sequence[str] | None = None, rows: Sequence[Case] = ROWS) -> int:
     """Measures and prints. Returns 2 for a wrong argument and 130 after Ctrl-C."""
-    options = command.parse(arguments, NAME, __doc__, ROUNDS)
-
-    def begin() -> tuple[Sequence[Case], dict[str, Any]]:
-        return find(options.rows, rows), report.new_report({"rounds": options.rounds})
-
-    def measured(row: Case) -> dict[str, Any]:
-        built, notes = build(row)
-        calls = cast("dict[str, Compiled]", built)
-        check_agreement(calls)
-        memory = [f"{column} {call.temporary_bytes:,}" for column, call in calls.items()]
-        found = measure(calls, baseline=row.baseline, rounds=options.rounds)
-        notes += [f"temporary bytes: {', '.join(memory)}", first_calls(calls)]
-        return report.row(row.name, found, notes)
-
-    return command.execute(NAME, options, begin, measured)
+    return command.measure_cases(arguments, NAME, __doc__, ROUNDS, rows, notes_of=notes_of)
 
 
 if __name__ == "__main__":

@@ -18,16 +18,12 @@ rows.
 """
 
 import argparse
-import dataclasses
 import functools
 import gc
 import importlib.util
-import json
-import os
 import re
-import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -36,6 +32,7 @@ import numpy as np
 
 from benchmarks import command, generation, model_steps, report
 from benchmarks.cases import Case, build, find
+from benchmarks.command import OwnRow as Row
 from benchmarks.model_steps import (
     BY_HAND,
     COLUMNS,
@@ -46,7 +43,7 @@ from benchmarks.model_steps import (
     TORCH_EAGER,
     Network,
 )
-from benchmarks.timing import Measurement, Samples, measure, round_orders, summarise
+from benchmarks.timing import Measurement, in_process, interleaved, measure, of_seconds
 from eqxlike.train._logging import _PEAKS
 
 NAME = "benchmarks.models"
@@ -71,18 +68,6 @@ model_steps.print_process_bytes({!r}, model_steps.NETWORKS[{}])
 """
 
 
-@dataclasses.dataclass(frozen=True)
-class Row:
-    """A row: its name, its table, a function that maps the options to the row of a report, and the
-    only backend that runs it, if any.
-    """
-
-    name: str
-    table: str
-    measured: Callable[[argparse.Namespace], dict[str, Any]]
-    backend: str | None = None
-
-
 def step(network: Network) -> Row:
     """The row of the time and memory of a training step."""
     is_full = network.backend == "gpu"
@@ -98,7 +83,7 @@ def step(network: Network) -> Row:
         baseline = BY_HAND if is_full else _baseline(calls)
         rounds = min(options.rounds, 5) if is_full else options.rounds
         times = measure(calls, baseline=baseline, rounds=rounds)
-        row = report.row(network.name, times, notes) | {"table": table}
+        row = report.row(network.name, times, notes, table)
         sizes = {name: each.peak_bytes() for name, each in steps.items()}
         row["peak_bytes"] = {name: size for name, size in sizes.items() if size is not None}
         row["rates"] = rates(network, times)
@@ -117,10 +102,14 @@ def rates(network: Network, times: Measurement) -> dict[str, Any]:
     peaks = [peak for name, peak in _PEAKS.items() if name in kind]
     flops = network.flops if network.dtype == "bfloat16" else None
     most = peaks[0] * network.amount / flops if peaks and flops is not None else None
-    speeds = {
-        name: 1e6 * network.amount / column.completion_us for name, column in times.columns.items()
-    }
-    return {"per_second": speeds, "peak_per_second": most}
+    return per_second(network.amount, times) | {"peak_per_second": most}
+
+
+def per_second(amount: int, times: Measurement) -> dict[str, Any]:
+    """The tokens or examples a second of each column, without the peak of the device."""
+    columns = times.columns.items()
+    speeds = {name: 1e6 * amount / column.completion_us for name, column in columns}
+    return {"per_second": speeds, "peak_per_second": None}
 
 
 def leave_out_large(name: str, steps: dict[str, Any], notes: list[str]) -> None:
@@ -184,17 +173,12 @@ def first_step(table: str, key: str) -> Row:
     """The row of one of the times that `time_first_step` prints."""
 
     def measured(options: argparse.Namespace) -> dict[str, Any]:
-        times, notes = _in_processes(options.first_rounds)
-        samples = {
-            column: Samples(us, us, calls=1)
-            for column, found in times.items()
-            for us in [tuple(1e6 * each[key] for each in found)]
-        }
-        found = report.row(name, summarise(samples, _baseline(samples)), notes)
-        return found | {"table": table}
+        found, notes = _in_processes(options.first_rounds)
+        times = {column: [each[key] for each in results] for column, results in found.items()}
+        times = of_seconds(times, _baseline(times))
+        return report.row(model_steps.FIRST.name, times, notes, table)
 
-    name = model_steps.FIRST.name
-    return Row(name, table, measured)
+    return Row(model_steps.FIRST.name, table, measured)
 
 
 @functools.cache
@@ -203,31 +187,20 @@ def _in_processes(rounds: int) -> tuple[dict[str, list[Any]], list[str]]:
 
     The rounds are interleaved, after an untimed round that writes bytecode.
     """
-    found: dict[str, list[Any]] = {}
-    notes = []
+    turns, notes = {}, []
     for column, library in LIBRARIES.items():
         if column in (BY_HAND, TORCH_EAGER, TORCH_COMPILED):
             continue
         if importlib.util.find_spec(library.partition(".")[0]) is None:
             notes.append(f"{column} is left out: No module named {library!r}")
         else:
-            _in_process(TIMED.format(column))
-            found[column] = []
-    for order in round_orders(tuple(found), rounds, seed=0):
-        for column in order:
-            found[column].append(_in_process(TIMED.format(column)))
-    return found, notes
+            turns[column] = functools.partial(_in_process, TIMED.format(column))
+    interleaved(turns, rounds=1)
+    return interleaved(turns, rounds), notes
 
 
 def _in_process(program: str) -> dict[str, float]:
-    process = subprocess.run(
-        [sys.executable, "-c", program],
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-        env=os.environ | {"JAX_ENABLE_COMPILATION_CACHE": "false"},
-    )
-    return json.loads(process.stdout.splitlines()[-1])
+    return in_process("-c", program, JAX_ENABLE_COMPILATION_CACHE="false")
 
 
 def generating(batch: int) -> Row:
@@ -238,15 +211,8 @@ def generating(batch: int) -> Row:
         calls, notes = build(new_case)
         generation.check(calls)
         times = measure(calls, baseline=generation.BY_HAND, rounds=options.rounds)
-        row = report.row(new_case.name, times, notes) | {"table": GENERATION}
-        amount = batch * generation.NEW
-        row["rates"] = {
-            "per_second": {
-                name: 1e6 * amount / column.completion_us for name, column in times.columns.items()
-            },
-            "peak_per_second": None,
-        }
-        return row
+        rates = per_second(batch * generation.NEW, times)
+        return report.row(new_case.name, times, notes, GENERATION) | {"rates": rates}
 
     return Row(new_case.name, GENERATION, measured)
 
@@ -269,21 +235,20 @@ def main(
     }
     options = command.parse(arguments, NAME, __doc__, ROUNDS, FIRST_ROUNDS, flags=flags)
 
-    def begin() -> tuple[Sequence[Row], dict[str, Any]]:
-        among = [*rows, *(first_rows if options.first_steps else ())]
-        among = list(GENERATION_ROWS) if options.generate else among
-        among = [row for row in among if row.backend in (None, jax.default_backend())]
-        method = {"rounds": options.rounds}
-        if options.first_steps:
-            method["first_rounds"] = options.first_rounds
-        result = report.new_report(method)
-        result["tables"] = [
-            {"title": title, "clocks": ["completion"], "unit": "milliseconds"}
-            for title in dict.fromkeys(row.table for row in among)
-        ]
-        return find(options.rows, among), result
-
-    return command.execute(NAME, options, begin, lambda row: row.measured(options))
+    among = [*rows, *(first_rows if options.first_steps else ())]
+    among = list(GENERATION_ROWS) if options.generate else among
+    among = [row for row in among if row.backend in (None, jax.default_backend())]
+    method = {"rounds": options.rounds}
+    if options.first_steps:
+        method["first_rounds"] = options.first_rounds
+    return command.execute(
+        NAME,
+        options,
+        lambda: find(options.rows, among),
+        lambda row: row.measured(options),
+        method=method,
+        tables=list(map(report.Table, dict.fromkeys(row.table for row in among))),
+    )
 
 
 if __name__ == "__main__":

@@ -1,10 +1,12 @@
-"""Converts the results of a benchmark to plain data for JSON, and back."""
+"""The results of a run of a benchmark as plain data for JSON, and back; and the targets that it
+reaches.
+"""
 
 import dataclasses
 import json
 import pathlib
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import eqxlike
 from benchmarks import ages
@@ -20,28 +22,60 @@ from benchmarks.timing import (
 PEERS = ("equinox", "flax", "optax")
 
 
-def new_report(method: Mapping[str, Any], folders: Sequence[str] = ages.FOLDERS) -> dict[str, Any]:
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """A table of rows that measure the same quantity.
+
+    - `title`: what one call does.
+    - `clocks`: the clocks to print, of "completion" and "dispatch".
+    - `is_first_call`: whether each call is of a new function; the builders of a row's columns then
+      make a `timing.Prepare`.
+    - `unit`: the unit of the times, one of `benchmarks.table.UNITS_US`.
+    """
+
+    title: str
+    clocks: tuple[str, ...] = ("completion",)
+    is_first_call: bool = False
+    unit: str = "milliseconds"
+
+
+def new_report(
+    method: Mapping[str, Any],
+    tables: Sequence[Table] = (),
+    *,
+    packages: Sequence[str] = (),
+    folders: Sequence[str] = ages.FOLDERS,
+) -> dict[str, Any]:
     """A report without rows.
 
     **Arguments:**
 
     - `method`: the settings of the measurement, such as the number of rounds.
+    - `tables`: the tables of the rows; by default one without a title.
+    - `packages`: further packages whose versions belong to the report.
     - `folders`: the folders of the repository that are measured.
     """
-    peers = {name: installed_version(name) for name in PEERS}
-    machine = machine_info() | {"eqxlike": eqxlike.__version__} | peers
+    versions = {name: installed_version(name) for name in (*PEERS, *packages)}
+    machine = machine_info() | {"eqxlike": eqxlike.__version__} | versions
     parts = {"method": dict(method), "is_complete": False, "rows": []}
-    return {"machine": machine} | ages.measured(folders) | parts
+    described = [
+        {"title": each.title, "clocks": list(each.clocks), "unit": each.unit} for each in tables
+    ]
+    named = {"tables": described} if tables else {}
+    return {"machine": machine} | ages.measured(folders) | parts | named
 
 
-def row(name: str, measurement: Measurement, notes: Sequence[str]) -> dict[str, Any]:
-    """One row of a report."""
-    return {
+def row(
+    name: str, measurement: Measurement, notes: Sequence[str] = (), table: str | None = None
+) -> dict[str, Any]:
+    """One row of a report, with the title of its table if the report has several."""
+    found = {
         "name": name,
         "baseline": measurement.baseline,
         "notes": list(notes),
         "columns": {name: _column(column) for name, column in measurement.columns.items()},
     }
+    return found if table is None else found | {"table": table}
 
 
 def measurement(row: Mapping[str, Any], baseline: str | None = None) -> Measurement:
@@ -83,3 +117,45 @@ def _rounded(value: Any, digits: int) -> Any:
     if isinstance(value, (list, tuple)):
         return [_rounded(item, digits) for item in value]
     return round(value, digits) if isinstance(value, float) else value
+
+
+# --- targets ---
+
+
+class Target(NamedTuple):
+    """A target, the result, and whether the result reaches the target."""
+
+    aim: str
+    found: str
+    is_reached: bool
+
+
+def at_most(aim: str, limit: float, found: Mapping[str, float]) -> Iterator[Target]:
+    """Yields the target that no number is above the limit, if there are numbers."""
+    if found:
+        worst = max(found, key=lambda name: found[name])
+        text = _with_median(worst, found)
+        yield Target(f"{aim}: at most {limit:g}", text, found[worst] <= limit)
+
+
+def at_least(aim: str, limit: float, found: Mapping[str, float]) -> Iterator[Target]:
+    """Yields the target that no number is below the limit, if there are numbers."""
+    if found:
+        worst = min(found, key=lambda name: found[name])
+        text = _with_median(worst, found)
+        yield Target(f"{aim}: at least {limit:g}", text, found[worst] >= limit)
+
+
+def render_targets(found: Sequence[Target]) -> str:
+    """A heading, and a line for each target."""
+    lines = [
+        f"- {'reached' if each.is_reached else 'missed'}: {each.aim}: {each.found}"
+        for each in found
+    ]
+    return "\n".join(["Targets", "", *lines])
+
+
+def _with_median(worst: str, found: Mapping[str, float]) -> str:
+    numbers = sorted(found.values())
+    middle = f", median {numbers[len(numbers) // 2]:.2f}" if len(numbers) > 2 else ""
+    return f"{found[worst]:.2f} ({worst}){middle}"

@@ -25,7 +25,6 @@ from jax.sharding import PartitionSpec
 import eqxlike
 from benchmarks import command, networks, report, table
 from benchmarks.cases import check_agreement, find
-from benchmarks.targets import Target, at_most, render
 from benchmarks.timing import Call, measure
 from eqxlike import nn, train
 from eqxlike._programs import collectives
@@ -174,7 +173,7 @@ def memory_cells(rows: Sequence[Mapping[str, Any]]) -> table.Rows:
     return cells
 
 
-def targets(rows: Sequence[Mapping[str, Any]]) -> list[Target]:
+def targets(rows: Sequence[Mapping[str, Any]]) -> list[report.Target]:
     """The targets of the rows of a report."""
     found = {}
     for row in rows:
@@ -183,7 +182,7 @@ def targets(rows: Sequence[Mapping[str, Any]]) -> list[Target]:
             if row["name"].startswith("FSDP") and column(count) in memory:
                 share = memory[column(count)]["at rest"] / memory[column(1)]["at rest"]
                 found[f"{row['name']}, {column(count)}"] = count * share
-    return list(at_most("FSDP, bytes at rest on a device x devices / in all", 1.05, found))
+    return list(report.at_most("FSDP, bytes at rest on a device x devices / in all", 1.05, found))
 
 
 def shown(result: Mapping[str, Any], *, markdown: bool) -> str:
@@ -194,29 +193,18 @@ def shown(result: Mapping[str, Any], *, markdown: bool) -> str:
         cells = draw(memory_cells(result["rows"]))
         parts = [f"Memory, bytes on one device\n\n{cells}"]
         if found := targets(result["rows"]):
-            parts.append(render(found))
+            parts.append(report.render_targets(found))
     return "\n\n".join([*parts, table.render(result, markdown=markdown)])
 
 
 def main(arguments: Sequence[str] | None = None, rows: Sequence[Row] = ROWS) -> int:
     """Measures and prints. Returns 2 for a wrong argument and 130 after Ctrl-C."""
     options = command.parse(arguments, NAME, __doc__, ROUNDS)
-    try:
-        selected = find(options.rows, rows)
-        result = report.new_report({"rounds": options.rounds})
-        if options.json is not None:
-            report.write(result, options.json)
-    except (OSError, ValueError) as error:
-        print(f"{NAME}: {error}", file=sys.stderr)
-        return 2
-    status = 0
-    try:
-        command.run(selected, result, options.json, lambda row: row.measured(options.rounds))
-    except KeyboardInterrupt:
-        print("interrupted; these rows are finished:", file=sys.stderr)
-        status = 130
-    print(shown(result, markdown=options.markdown))
-    return status
+
+    def measured(row: Row) -> dict[str, Any]:
+        return row.measured(options.rounds)
+
+    return command.execute(NAME, options, lambda: find(options.rows, rows), measured, render=shown)
 
 
 if __name__ == "__main__":

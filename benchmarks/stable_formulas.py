@@ -53,7 +53,7 @@ def excess_of_exp(x):
     return mp.expm1(x) - x if x < 1e6 else mp.exp(x)
 
 
-def over_power(function, slope, power):
+def over(function, slope, power=1):
     """f(x) / x ** power and its derivative, computed with extra digits. 1 / power and 0 at 0."""
 
     def value(x):
@@ -65,6 +65,18 @@ def over_power(function, slope, power):
             return +((x * slope(x) - power * function(x)) / x ** (power + 1)) if x else mp.mpf(0)
 
     return value, derivative
+
+
+def slope_of_sigmoid(x):
+    return sigmoid(x) * sigmoid(-x)
+
+
+def slope_of_log1p(x):
+    return 1 / (1 + x)
+
+
+def sech2(x):
+    return mp.sech(x) ** 2
 
 
 LOG_OTHERS = mp.log(1 + mp.exp(1.5))
@@ -119,7 +131,7 @@ FORMULAS = (
         lambda x: -2 * log_cosh(x),
         lambda x: -2 * mp.tanh(x),
     ),
-    Formula("log(1 + x)", lambda x: jnp.log(1 + x), mp.log1p, lambda x: 1 / (1 + x), low=-0.99),
+    Formula("log(1 + x)", lambda x: jnp.log(1 + x), mp.log1p, slope_of_log1p, low=-0.99),
     Formula(
         "log(cdf(x))",
         lambda x: jnp.log(jax.scipy.stats.norm.cdf(x)),
@@ -147,19 +159,19 @@ FORMULAS = (
         "1 - sigmoid(x)",
         lambda x: 1 - jax.nn.sigmoid(x),
         lambda x: sigmoid(-x),
-        lambda x: -sigmoid(x) * sigmoid(-x),
+        lambda x: -slope_of_sigmoid(x),
     ),
     Formula(
         "1 - tanh(x)**2",
         lambda x: 1 - jnp.tanh(x) ** 2,
-        lambda x: 4 * sigmoid(2 * x) * sigmoid(-2 * x),
-        lambda x: -8 * sigmoid(2 * x) * sigmoid(-2 * x) * mp.tanh(x),
+        lambda x: 4 * slope_of_sigmoid(2 * x),
+        lambda x: -8 * slope_of_sigmoid(2 * x) * mp.tanh(x),
     ),
     Formula(
         "1 - tanh(x)",
         lambda x: 1 - jnp.tanh(x),
         lambda x: 2 * sigmoid(-2 * x),
-        lambda x: -4 * sigmoid(2 * x) * sigmoid(-2 * x),
+        lambda x: -4 * slope_of_sigmoid(2 * x),
     ),
     Formula(
         "1 - erf(x)",
@@ -185,23 +197,15 @@ FORMULAS = (
         low=-100,
         high=100,
     ),
+    Formula("1 / (1 + exp(-x))", lambda x: 1 / (1 + jnp.exp(-x)), sigmoid, slope_of_sigmoid),
     Formula(
-        "1 / (1 + exp(-x))",
-        lambda x: 1 / (1 + jnp.exp(-x)),
-        sigmoid,
-        lambda x: sigmoid(x) * sigmoid(-x),
-    ),
-    Formula(
-        "exp(x) / (1 + exp(x))",
-        lambda x: jnp.exp(x) / (1 + jnp.exp(x)),
-        sigmoid,
-        lambda x: sigmoid(x) * sigmoid(-x),
+        "exp(x) / (1 + exp(x))", lambda x: jnp.exp(x) / (1 + jnp.exp(x)), sigmoid, slope_of_sigmoid
     ),
     Formula(
         "tanh(x) by exponentials",
         lambda x: (jnp.exp(x) - jnp.exp(-x)) / (jnp.exp(x) + jnp.exp(-x)),
         mp.tanh,
-        lambda x: 4 * sigmoid(2 * x) * sigmoid(-2 * x),
+        lambda x: 4 * slope_of_sigmoid(2 * x),
     ),
     Formula(
         "x**2 - 1.5**2",
@@ -271,13 +275,13 @@ FORMULAS = (
             jnp.exp(with_others(x)) / jnp.sum(jnp.exp(with_others(x)), axis=-1, keepdims=True)
         )[..., 0],
         lambda x: sigmoid(x - LOG_OTHERS),
-        lambda x: sigmoid(x - LOG_OTHERS) * sigmoid(LOG_OTHERS - x),
+        lambda x: slope_of_sigmoid(x - LOG_OTHERS),
     ),
     Formula(
         "exp(x) / (exp(x) + exp(1.5))",
         lambda x: jnp.exp(x) / (jnp.exp(x) + jnp.exp(jnp.full_like(x, 1.5))),
         lambda x: sigmoid(x - 1.5),
-        lambda x: sigmoid(x - 1.5) * sigmoid(1.5 - x),
+        lambda x: slope_of_sigmoid(x - 1.5),
     ),
     Formula(
         "softmax([x, 0, 1.5]) @ [1, 0, 0]",
@@ -286,7 +290,7 @@ FORMULAS = (
             / jnp.sum(jnp.exp(with_others(x)), axis=-1)
         ),
         lambda x: sigmoid(x - LOG_OTHERS),
-        lambda x: sigmoid(x - LOG_OTHERS) * sigmoid(LOG_OTHERS - x),
+        lambda x: slope_of_sigmoid(x - LOG_OTHERS),
     ),
     Formula(
         "x / (1 + exp(-x))",
@@ -340,46 +344,20 @@ FORMULAS = (
         lambda x: mp.mpf(0),
     ),
     Formula("x / x", lambda x: x / x, lambda x: mp.mpf(1), lambda x: mp.mpf(0)),
-    *(
-        Formula(name, naive, *over_power(function, slope, power), *limits)
-        for name, naive, function, slope, power, *limits in (
-            ("(exp(x) - 1) / x", lambda x: (jnp.exp(x) - 1) / x, mp.expm1, mp.exp, 1, -80, -1e-12),
-            (
-                "(exp(x) - 1) / x > 0",
-                lambda x: (jnp.exp(x) - 1) / x,
-                mp.expm1,
-                mp.exp,
-                1,
-                1e-12,
-                11,
-            ),
-            ("sin(x) / x", lambda x: jnp.sin(x) / x, mp.sin, mp.cos, 1, -1, 1),
-            (
-                "tanh(x) / x",
-                lambda x: jnp.tanh(x) / x,
-                mp.tanh,
-                lambda x: mp.sech(x) ** 2,
-                1,
-                -8,
-                8,
-            ),
-            (
-                "log(1 + x) / x",
-                lambda x: jnp.log(1 + x) / x,
-                mp.log1p,
-                lambda x: 1 / (1 + x),
-                1,
-                1e-12,
-            ),
-            (
-                "(1 - cos(x)) / x**2",
-                lambda x: (1 - jnp.cos(x)) / x**2,
-                lambda x: 1 - mp.cos(x),
-                mp.sin,
-                2,
-                -1,
-                1,
-            ),
-        )
+    Formula(
+        "(exp(x) - 1) / x", lambda x: (jnp.exp(x) - 1) / x, *over(mp.expm1, mp.exp), -80, -1e-12
+    ),
+    Formula(
+        "(exp(x) - 1) / x > 0", lambda x: (jnp.exp(x) - 1) / x, *over(mp.expm1, mp.exp), 1e-12, 11
+    ),
+    Formula("sin(x) / x", lambda x: jnp.sin(x) / x, *over(mp.sin, mp.cos), -1, 1),
+    Formula("tanh(x) / x", lambda x: jnp.tanh(x) / x, *over(mp.tanh, sech2), -8, 8),
+    Formula("log(1 + x) / x", lambda x: jnp.log(1 + x) / x, *over(mp.log1p, slope_of_log1p), 1e-12),
+    Formula(
+        "(1 - cos(x)) / x**2",
+        lambda x: (1 - jnp.cos(x)) / x**2,
+        *over(lambda x: 1 - mp.cos(x), mp.sin, power=2),
+        low=-1,
+        high=1,
     ),
 )

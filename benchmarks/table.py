@@ -20,6 +20,9 @@ MEMORY = {
     "process_bytes": "By how much a fresh process grows for such calls",
 }
 
+PACKAGES = ("eqxlike", "jax", "jaxlib", "numpy", "equinox", "flax", "python")
+"""The packages whose versions are printed by default."""
+
 ONLY_TABLE = {"title": "", "clocks": tuple(CLOCKS), "unit": "microseconds"}
 """The table of all rows, if a report names no tables."""
 
@@ -142,21 +145,25 @@ def markdown_table(rows: Rows) -> str:
     return "\n".join("| " + " | ".join(row) + " |" for row in (rows[0], rule, *rows[1:]))
 
 
-def describe(report: Mapping[str, Any]) -> str:
-    """Two lines about versions, machine and method."""
-    machine, method = report["machine"], report["method"]
-    names = ("eqxlike", "jax", "jaxlib", "numpy", "equinox", "flax", "python")
-    versions = ", ".join(f"{name} {machine[name] or 'not installed'}" for name in names)
-    first = (
-        f"; {method['first_rounds']} of first calls and compilations"
-        if "first_rounds" in method
-        else ""
-    )
+def describe(
+    report: Mapping[str, Any], packages: Sequence[str] = PACKAGES, method: str | None = None
+) -> str:
+    """Two lines on versions, machine and method; by default the numbers of rounds."""
+    machine, done = report["machine"], report["method"]
+    if method is None:
+        method = f"{done['rounds']} interleaved rounds, median of per-round ratios"
+        if "first_rounds" in done:
+            method += f"; {done['first_rounds']} of first calls and compilations"
     return (
-        f"{versions}\n{machine['device']} ({machine['cpu']}, {machine['cores']} cores), "
-        f"{machine['date']}; {method['rounds']} interleaved rounds, median of per-round "
-        f"ratios{first}"
+        f"{versions(report, packages)}\n{machine['device']} ({machine['cpu']}, "
+        f"{machine['cores']} cores), {machine['date']}; {method}"
     )
+
+
+def versions(report: Mapping[str, Any], packages: Sequence[str]) -> str:
+    """The versions of packages in a report."""
+    found = report["machine"]
+    return ", ".join(f"{name} {found.get(name) or 'not installed'}" for name in packages)
 
 
 def _column_names(rows: Sequence[Mapping[str, Any]], of: str) -> list[str]:

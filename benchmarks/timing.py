@@ -21,28 +21,37 @@ executable become ready together. Waiting for the state would also time its flat
 training loop does not need. The next step needs the state, so completion is the latency of a step:
 dispatch, then execution. A loop that reads no loss overlaps dispatch and execution, and takes the
 longer of the two times.
+
+First calls, compilations and fresh processes cannot be repeated. Each round prepares them again,
+outside the clock, and times one of each.
 """
 
 import contextlib
 import dataclasses
 import datetime
+import functools
 import gc
 import importlib.metadata
 import itertools
+import json
 import math
 import os
 import pathlib
 import platform
 import random
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
 
 Call = Callable[[], Any]
+Prepare = Callable[[], Call]
+Result = TypeVar("Result")
 
 BURST = 16
 """The number of calls in a burst of a dispatch measurement. XLA's CPU client allows about 30
@@ -137,11 +146,8 @@ def measure(
     if rounds < 1 or warm_up < 1:
         raise ValueError(f"rounds and warm_up must be 1 or more, got {rounds} and {warm_up}")
     timed = {name: Timed(call, warm_up, target_s) for name, call in calls.items()}
-    taken: dict[str, list[tuple[float, float]]] = {name: [] for name in calls}
     with frozen_heap():
-        for order in round_orders(tuple(calls), rounds, seed=0):
-            for name in order:
-                taken[name].append(timed[name].take_turn())
+        taken = interleaved({name: each.take_turn for name, each in timed.items()}, rounds)
     samples = {
         name: Samples(*zip(*times, strict=True), calls=timed[name].count)
         for name, times in taken.items()
@@ -165,6 +171,75 @@ class Timed:
         completion_us(self.call, self.wait, UNTIMED)
         timed = self.call, self.wait, self.count
         return dispatch_us(*timed), completion_us(*timed)
+
+
+def measure_first_calls(
+    preparations: Mapping[str, Prepare], *, baseline: str, rounds: int
+) -> Measurement:
+    """Measures first calls of new functions, and compilations, side by side.
+
+    **Arguments:**
+
+    - `preparations`: functions that return a new call each time, by name. An untimed first round
+      absorbs JAX's setup costs.
+    - `baseline`: the column that is the denominator of ratios.
+    - `rounds`: the number of preparations and calls of each column.
+
+    **Returns:** a `Measurement` with a `Column` for each name, in the order of `preparations`.
+    """
+
+    def timed_us(prepare: Prepare) -> tuple[float, float]:
+        call = prepare()
+        start_s = time.perf_counter()
+        result = call()
+        returned_s = time.perf_counter()
+        jax.block_until_ready(result)
+        ready_s = time.perf_counter()
+        return 1e6 * (returned_s - start_s), 1e6 * (ready_s - start_s)
+
+    turns = {name: functools.partial(timed_us, each) for name, each in preparations.items()}
+    for turn in turns.values():
+        turn()
+    with frozen_heap():
+        taken = interleaved(turns, rounds)
+    samples = {name: Samples(*zip(*us, strict=True), calls=1) for name, us in taken.items()}
+    return summarise(samples, baseline)
+
+
+def of_seconds(times_s: Mapping[str, Sequence[float]], baseline: str) -> Measurement:
+    """The measurement of columns that each have one time a round, until the result is ready."""
+    samples = {}
+    for name, each_s in times_s.items():
+        us = tuple(1e6 * each for each in each_s)
+        samples[name] = Samples(us, us, calls=1)
+    return summarise(samples, baseline)
+
+
+def in_process(*command: str, **environment: str) -> Any:
+    """The JSON in the last line that a fresh Python process prints.
+
+    **Arguments:**
+
+    - `command`: the arguments of Python.
+    - `environment`: variables that are added to the environment.
+    """
+    process = subprocess.run(
+        [sys.executable, *command],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        env=os.environ | environment,
+    )
+    return json.loads(process.stdout.splitlines()[-1])
+
+
+def interleaved(turns: Mapping[str, Callable[[], Result]], rounds: int) -> dict[str, list[Result]]:
+    """The results of functions that are called once a round, in the orders of `round_orders`."""
+    results: dict[str, list[Result]] = {name: [] for name in turns}
+    for order in round_orders(tuple(turns), rounds, seed=0):
+        for name in order:
+            results[name].append(turns[name]())
+    return results
 
 
 def summarise(samples: Mapping[str, Samples], baseline: str) -> Measurement:

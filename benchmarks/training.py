@@ -25,7 +25,7 @@ import numpy as np
 import optax
 
 import eqxlike
-from benchmarks import command, networks, report, targets
+from benchmarks import command, networks, report
 from benchmarks.cases import Case
 from benchmarks.timing import Call
 from eqxlike import train
@@ -294,7 +294,7 @@ ROWS: tuple[Case, ...] = (
 )
 
 
-def found(result: Mapping[str, Any]) -> Iterator[targets.Target]:
+def found(result: Mapping[str, Any]) -> Iterator[report.Target]:
     """The targets for the rows of a report."""
     ratios = {
         column: {
@@ -304,10 +304,10 @@ def found(result: Mapping[str, Any]) -> Iterator[targets.Target]:
         }
         for column in (FIT, MANY, PREFETCH)
     }
-    yield from targets.at_most(f"{FIT} / {BY_HAND}", 1.15, ratios[FIT])
+    yield from report.at_most(f"{FIT} / {BY_HAND}", 1.15, ratios[FIT])
     for name, ratio in ratios[MANY].items():
-        yield from targets.at_most(f"{MANY} / {BY_HAND}", LIMITS[name], {name: ratio})
-    yield from targets.at_most(f"{PREFETCH} / {NO_PREFETCH}", 1.05, ratios[PREFETCH])
+        yield from report.at_most(f"{MANY} / {BY_HAND}", LIMITS[name], {name: ratio})
+    yield from report.at_most(f"{PREFETCH} / {NO_PREFETCH}", 1.05, ratios[PREFETCH])
 
 
 def main(arguments: Sequence[str] | None = None, rows: Sequence[Case] = ROWS) -> int:

@@ -63,10 +63,6 @@ def _middle(column: str, **of: str) -> Callable[[Report], float]:
     return read
 
 
-def _num_finished(report: Report) -> float:
-    return len(_rows(report, status="finished"))
-
-
 def _mode(name: str, mode: str) -> Callable[[Report], float]:
     """The time of value and gradient with a mode, relative to the value."""
 
@@ -170,31 +166,20 @@ FIGURES: dict[str, tuple[Figure, ...]] = {
             _ratio("gradient, 64-wide tanh, 100 of 10000 steps", "while_loop, checkpointed"),
         ),
     ),
-    "downstream": (
-        Figure(
-            "first calls, median: on eqxlike / on Equinox", _middle("eqxlike", table="First call")
-        ),
-        Figure(
-            "later calls, median: on eqxlike / on Equinox", _middle("eqxlike", table="Later calls")
-        ),
+    "downstream": tuple(
+        Figure(f"{calls}s, median: on eqxlike / on Equinox", _middle("eqxlike", table=table))
+        for calls, table in (("first call", "First call"), ("later call", "Later calls"))
     ),
-    "export": (
+    "export": tuple(
         Figure(
-            "64 layers, compiled anew: eqxlike.export / traced anew",
-            _ratio("MLP of digits, 64 hidden layers, compiled anew", "eqxlike.export"),
-        ),
-        Figure(
-            "64 layers, compiled before: eqxlike.export / traced anew",
-            _ratio("MLP of digits, 64 hidden layers, compiled before", "eqxlike.export"),
-        ),
+            f"64 layers, {compiled}: eqxlike.export / traced anew",
+            _ratio(f"MLP of digits, 64 hidden layers, {compiled}", "eqxlike.export"),
+        )
+        for compiled in ("compiled anew", "compiled before")
     ),
-    "ad-modes": (
-        Figure(
-            "Bayesian network, 601 unknowns: reverse gradient / value",
-            _mode("Bayesian network, 601 unknowns", "Reverse"),
-        ),
-        Figure("LSTM: reverse gradient / value", _mode("LSTM", "Reverse")),
-        Figure("neural ODE: reverse gradient / value", _mode("neural ODE", "Reverse")),
+    "ad-modes": tuple(
+        Figure(f"{name}: reverse gradient / value", _mode(name, "Reverse"))
+        for name in ("Bayesian network, 601 unknowns", "LSTM", "neural ODE")
     ),
     "bayes-cost": (
         Figure(
@@ -226,20 +211,16 @@ FIGURES: dict[str, tuple[Figure, ...]] = {
         Figure(f"network: distance of {method} from exact", _distance("network", method))
         for method in ("NUTS", "Laplace, full, width 1", "mean field", "early-stopped ensemble")
     ),
-    "training": (
-        Figure("2x8: fit / by hand", _ratio("2x8", "fit")),
-        Figure("64x8: fit / by hand", _ratio("64x8", "fit")),
-        Figure("2x8: fit, 16 steps a call / by hand", _ratio("2x8", "fit, 16 steps a call")),
+    "training": tuple(
+        Figure(f"{name}: {column} / by hand", _ratio(name, column))
+        for name, column in (("2x8", "fit"), ("64x8", "fit"), ("2x8", "fit, 16 steps a call"))
     ),
-    "scaling": (
+    "scaling": tuple(
         Figure(
-            "FSDP, width 1024: 2 devices / 1",
-            _ratio("FSDP, depth 2, width 1024, batch 256", "2 devices"),
-        ),
-        Figure(
-            "data parallel, width 1024: 2 devices / 1",
-            _ratio("data parallel, depth 2, width 1024, batch 256", "2 devices"),
-        ),
+            f"{sharding}, width 1024: 2 devices / 1",
+            _ratio(f"{sharding}, depth 2, width 1024, batch 256", "2 devices"),
+        )
+        for sharding in ("FSDP", "data parallel")
     ),
     "models": tuple(
         Figure(f"{title}: a step / NNX", _ratio(name, column))
@@ -256,7 +237,11 @@ FIGURES: dict[str, tuple[Figure, ...]] = {
     ),
     "all": (
         Figure("tests that fail", lambda report: _rows(report, name="tests")[0]["failed"]),
-        Figure("commands that finish", _num_finished, more_is_better=True),
+        Figure(
+            "commands that finish",
+            lambda report: len(_rows(report, status="finished")),
+            more_is_better=True,
+        ),
     ),
 }
 """Maps a benchmark to its key figures. Less is better unless stated otherwise."""

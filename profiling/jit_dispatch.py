@@ -12,7 +12,7 @@ import statistics
 import sys
 from collections.abc import Mapping, Sequence
 
-from benchmarks import cases, columns
+from benchmarks import cases, jit_overhead
 from benchmarks.table import text_table
 from benchmarks.timing import Column, measure, ratios
 from eqxlike import _profile
@@ -47,12 +47,12 @@ class Profile:
 
 def profile(case: cases.Case, out: pathlib.Path, calls: int, rounds: int = ROUNDS) -> Profile:
     """Measures and samples a case, and writes its files to the folder `out`."""
-    pair = {name: case.builders[name]() for name in (columns.FLAT, columns.OURS)}
-    measured = measure(pair, baseline=columns.FLAT, rounds=rounds)
-    sampled = _profile.sample(pair[columns.OURS], calls)
+    pair = {name: case.builders[name]() for name in (cases.FLAT, cases.OURS)}
+    measured = measure(pair, baseline=cases.FLAT, rounds=rounds)
+    sampled = _profile.sample(pair[cases.OURS], calls)
     files = sampled.write(out / case.slug)
     times = _profile.self_times(sampled.session)
-    return Profile(case.name, split(measured.columns[columns.OURS]), times, files)
+    return Profile(case.name, split(measured.columns[cases.OURS]), times, files)
 
 
 def split(ours: Column) -> Split:
@@ -95,7 +95,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Profiles and prints. Returns 2 for a wrong argument and 130 after Ctrl-C."""
     options = _parser().parse_args(arguments)
     try:
-        selected = cases.select(options.case)
+        selected = cases.find(options.case, jit_overhead.CASES)
         options.out.mkdir(parents=True, exist_ok=True)
     except (OSError, ValueError) as error:
         print(f"profiling.jit_dispatch: {error}", file=sys.stderr)

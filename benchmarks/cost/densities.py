@@ -1,5 +1,8 @@
-"""Value and gradient of a posterior, compared with a hand-written density and with NumPyro."""
+"""Value and gradient of a posterior, compared with the hand-written density and NumPyro's; and the
+models of the zoo as `bayes` defines them.
+"""
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -7,19 +10,99 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+import numpyro.distributions as dist
 from jax import Array
 from numpyro.infer.util import potential_energy
 
 import eqxlike
 from benchmarks.cases import Case, check_agreement
-from benchmarks.cost.models import Stated, network
-from benchmarks.cost.rows import Row, row_of_case
+from benchmarks.command import Row
+from benchmarks.networks import with_arrays
+from benchmarks.report import Table
 from benchmarks.timing import Call
-from benchmarks.zoo import in_numpyro
+from benchmarks.zoo import bayesian, bayesian_network, in_numpyro
 from benchmarks.zoo.bayesian_network import FEATURES, WIDTHS
+from eqxlike import bayes, nn
 
-ONE = "Value and gradient"
-LOOP = "Value and gradient, 200 in one call as samplers call them"
+Arrays = tuple[Array, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Stated:
+    """A model of the zoo.
+
+    - `name`: its name in the zoo.
+    - `target`: the posterior.
+    - `start`: the initial arrays, in constrained space and in tree order.
+    - `sites`: NumPyro's names of these arrays.
+    - `predict`: maps such arrays and inputs `(B, F)` to predictions `(B,)`.
+    """
+
+    name: str
+    target: bayes.Posterior
+    start: Arrays
+    sites: tuple[str, ...]
+    predict: Callable[[Arrays, Array], Array]
+
+    @property
+    def data(self) -> tuple[Array, Array]:
+        """The inputs and targets."""
+        x, y = self.target.data
+        return x, y
+
+    def unknowns(self, linked: bool = False) -> bayes.Unknowns:
+        """`start` as the unknowns of `target`."""
+        like = jax.eval_shape(lambda: self.target.initial(key=jax.random.key(0)))
+        treedef = jax.tree_util.tree_structure(like)
+        unknowns = jax.tree_util.tree_unflatten(treedef, self.start)
+        return self.target.unconstrain(unknowns) if linked else unknowns
+
+
+def network(width: int) -> Stated:
+    """The Bayesian network of the zoo."""
+    start, (x, y) = bayesian_network.bayesian_network(width).start()
+    arrays = (start.hidden.weight, start.hidden.bias, start.output.weight)
+    keys = jax.random.split(jax.random.key(0))
+    layers = [
+        nn.Linear(FEATURES, width, key=keys[0]),
+        nn.Lambda(jax.nn.relu),
+        nn.Linear(width, "scalar", use_bias=False, key=keys[1]),
+    ]
+    model = with_arrays(eqxlike, nn.Sequential(layers), arrays)
+    likelihood = bayes.Gaussian(scale=dist.Gamma(0.1, 1.0))
+    target = bayes.Posterior(model, bayes.normal(0.0, 1.0), likelihood, (x, y))
+
+    def predict(arrays: Arrays, x: Array) -> Array:
+        weight, bias, output, *_ = arrays
+        return jax.nn.relu(x @ weight.T + bias[None]) @ output[0]
+
+    name = bayesian_network.name(width)
+    sites = ("hidden.weight", "hidden.bias", "output.weight", "sigma")
+    return Stated(name, target, (*arrays, start.sigma), sites, predict)
+
+
+def logistic_regression() -> Stated:
+    """The logistic regression of the zoo, with 1,000 examples of 8 inputs."""
+    problem = bayesian.logistic_regression(points=1000)
+    start, (x, y) = problem.start()
+    arrays = (start.weights[None], start.intercept[None])
+    linear = nn.Linear(x.shape[1], "scalar", key=jax.random.key(0))
+    model = with_arrays(eqxlike, linear, arrays)
+    data = (x, np.asarray(y).astype(np.int32))
+    target = bayes.Posterior(model, bayes.normal(0.0, 1.0), bayes.Bernoulli(), data)
+
+    def predict(arrays: Arrays, x: Array) -> Array:
+        weights, intercept = arrays
+        return jax.nn.sigmoid(x @ weights.ravel() + intercept.ravel())
+
+    return Stated(problem.name, target, arrays, ("weights", "intercept"), predict)
+
+
+# --- rows ---
+
+ONE = Table("Value and gradient", unit="microseconds")
+LOOP = Table("Value and gradient, 200 in one call as samplers call them", unit="microseconds")
 IN_LOOP = 200
 
 BY_HAND = "by hand"
@@ -37,10 +120,10 @@ def rows() -> Iterator[Row]:
     for table, spaces in ((ONE, (False, True)), (LOOP, (True,))):
         for width in WIDTHS:
             for linked in spaces:
-                yield row_of_case(table, _case(table, width, linked), check_agreement)
+                yield Row(table, _case(table, width, linked), check_agreement)
 
 
-def _case(table: str, width: int, linked: bool) -> Case:
+def _case(table: Table, width: int, linked: bool) -> Case:
     @functools.cache
     def stated() -> Stated:
         return network(width)
@@ -48,12 +131,12 @@ def _case(table: str, width: int, linked: bool) -> Case:
     makers = {BY_HAND: by_hand, OURS: of_unknowns}
     if linked:
         makers |= {BY_HAND_VECTOR: vector_by_hand, OURS_VECTOR: of_vector, NUMPYRO: by_numpyro}
-    call = one_call if table == ONE else loop_call
+    call = one_call if table is ONE else loop_call
     builders: dict[str, Callable[[], Call]] = {
         name: functools.partial(lambda make: call(jax.jit, *make(stated(), linked)), make)
         for name, make in makers.items()
     }
-    if table == ONE:
+    if table is ONE:
         builders[OURS_FILTERED] = lambda: one_call(
             eqxlike.filter_jit, *of_unknowns(stated(), linked)
         )

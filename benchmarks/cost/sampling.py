@@ -1,5 +1,6 @@
 """NUTS compared with NumPyro's NUTS on the same models, in effective samples a second."""
 
+import argparse
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,8 +12,8 @@ import numpy as np
 from numpyro.infer import MCMC, NUTS
 
 from benchmarks import networks, table
-from benchmarks.cost.models import Stated, logistic_regression, network
-from benchmarks.cost.rows import Effort, Row
+from benchmarks.command import OwnRow
+from benchmarks.cost.densities import Stated, logistic_regression, network
 from benchmarks.zoo import in_numpyro
 from eqxlike import bayes
 
@@ -61,7 +62,7 @@ Sampler = Callable[[int], Drawn]
 """A function that draws with a seed and waits for the draws."""
 
 
-def rows() -> Iterator[Row]:
+def rows() -> Iterator[OwnRow]:
     """Each model, with chains in one batch and with sequential chains."""
     for chain_method in ("vectorized", "sequential"):
         # The first model is fast. With longer chains, the fixed costs of a run are negligible.
@@ -71,9 +72,11 @@ def rows() -> Iterator[Row]:
         yield _row(logistic_regression, 16 / chains, "vectorized", chains)
 
 
-def _row(make: Callable[[], Stated], times: float, chain_method: Any, chains: int = CHAINS) -> Row:
-    def measured(row: Row, effort: Effort) -> dict[str, Any]:
-        stated, draws = make(), max(_FEWEST_DRAWS, round(times * effort.draws))
+def _row(
+    make: Callable[[], Stated], times: float, chain_method: Any, chains: int = CHAINS
+) -> OwnRow:
+    def measured(options: argparse.Namespace) -> dict[str, Any]:
+        stated, draws = make(), max(_FEWEST_DRAWS, round(times * options.draws))
         samplers = {
             OURS: ours(stated, draws, chain_method, chains),
             NUMPYRO: by_numpyro(stated, draws, chain_method, chains),
@@ -81,17 +84,18 @@ def _row(make: Callable[[], Stated], times: float, chain_method: Any, chains: in
         for sample in samplers.values():
             sample(0)
         runs: dict[str, list[Any]] = {name: [] for name in samplers}
-        for seed in range(1, min(effort.runs, _MAX_RUN_CHAINS // chains) + 1):
+        for seed in range(1, min(options.runs, _MAX_RUN_CHAINS // chains) + 1):
             # The two samplers alternate in going first.
             for name in sorted(samplers, reverse=seed % 2 == 0):
                 runs[name].append(_run(stated, samplers[name], seed)._asdict())
-        return {"name": row.what, "table": TABLE, "columns": {}, "notes": [], "runs": runs} | {
+        return {"name": name, "table": TABLE, "columns": {}, "notes": [], "runs": runs} | {
             "draws": draws,
             "chains": chains,
         }
 
     many = "" if chains == CHAINS else f", {chains} chains"
-    return Row(TABLE, f"{make().name}, {chain_method}{many}", measured)
+    name = f"{make().name}, {chain_method}{many}"
+    return OwnRow(f"{TABLE}; {name}", TABLE, measured)
 
 
 def ours(stated: Stated, draws: int, chain_method: Any, chains: int) -> Sampler:

@@ -10,9 +10,8 @@ import jax
 import jax.random as jr
 
 from benchmarks.quality import baselines
-from benchmarks.quality.data import Split
-from benchmarks.quality.network import prior_scale, target
-from benchmarks.quality.scores import Prediction
+from benchmarks.quality.baselines import prior_scale, target
+from benchmarks.quality.data import Prediction, Split
 from eqxlike import bayes
 
 PLAIN = "plain network"

@@ -1,15 +1,17 @@
-"""The report of `benchmarks.bayes_quality`: a table for each data set, a row for each method."""
+"""The report of `benchmarks.bayes_quality` as tables, one a data set, a row a method; the targets;
+and published figures for data sets that a CSV file may hold.
+"""
 
 import collections
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from benchmarks import table, targets
-from benchmarks.quality.published import SOURCES, published
-from benchmarks.targets import Target
+from benchmarks import table
+from benchmarks.quality.methods import LAPLACE, METHODS, MODE, PLAIN, RECOMMENDED, STOPPED
+from benchmarks.report import Target, render_targets
 
 PACKAGES = ("eqxlike", "jax", "numpyro", "blackjax", "scikit-learn", "numpy", "python")
 """The packages whose versions a report contains."""
@@ -41,14 +43,13 @@ def seconds(row: Row) -> float:
     return float(np.median([split["seconds"] for split in row["splits"][1:] or row["splits"]]))
 
 
-def render(report: Mapping[str, Any], found: Sequence[Target], *, markdown: bool) -> str:
+def render(report: Mapping[str, Any], *, markdown: bool) -> str:
     """The tables of a report, the targets, the machine it was measured on, and the notes.
 
     **Arguments:**
 
-    - `report`: the report of `benchmarks.bayes_quality`.
-    - `found`: the targets of `benchmarks.quality.targets`.
-    - `markdown`: whether to write Markdown instead of aligned plain text.
+    - `report`: as `benchmarks.bayes_quality` makes it.
+    - `markdown`: whether to write Markdown rather than plain aligned text.
     """
     rows = report["rows"]
     if not rows:
@@ -70,9 +71,12 @@ def render(report: Mapping[str, Any], found: Sequence[Target], *, markdown: bool
     if any(published(row["data"]) for row in rows):
         sources = [f"- {method}: {source}" for method, source in SOURCES.items()]
         parts.append("\n".join(["Published figures", "", *sources]))
-    if found:
-        parts.append(targets.render(found))
-    parts.append(describe(report))
+    if found := targets(report):
+        parts.append(render_targets(found))
+    method = report["method"]
+    how = f"{method['splits']} splits, a tenth of the examples to test on"
+    how += ", quick settings" if method["is_quick"] else ""
+    parts.append(table.describe(report, PACKAGES, how))
     notes = dict.fromkeys(note for row in rows for note in row["notes"])
     if notes:
         parts.append("\n".join(f"- {note}" for note in notes))
@@ -103,12 +107,157 @@ def _cell(row: Row, score: str) -> str:
     )
 
 
-def describe(report: Mapping[str, Any]) -> str:
-    """Two lines about versions, machine and method."""
-    machine, method = report["machine"], report["method"]
-    versions = ", ".join(f"{name} {machine[name] or 'not installed'}" for name in PACKAGES)
-    return (
-        f"{versions}\n{machine['device']} ({machine['cpu']}, {machine['cores']} cores), "
-        f"{machine['date']}; {method['splits']} splits, a tenth of the examples to test on"
-        f"{', quick settings' if method['is_quick'] else ''}"
+# --- targets ---
+
+LEAST, MOST = 0.87, 0.93
+"""The accepted coverage of 90% intervals."""
+
+MOST_OF_MODE = 1.05
+"""The largest accepted NLL of `bayes.Laplace`, relative to the NLL of its mode."""
+
+
+def targets(report: Mapping[str, Any]) -> list[Target]:
+    """The targets for the rows of a report."""
+    rows = report["rows"]
+    ours = [row for row in rows if row["method"] in METHODS]
+    return [
+        *_beats(PLAIN, rows, ours),
+        *_beats(STOPPED, rows, ours),
+        *_covers(ours),
+        *_recommends(rows),
+        *_keeps_to_the_mode(rows),
+    ]
+
+
+def _pairs(name: str, other: str, rows: Sequence[Row]) -> dict[str, tuple[Row, Row]]:
+    """The rows of two methods, for the data that have both."""
+    found = {(row["method"], row["data"]): row for row in rows}
+    return {
+        data: (row, found[other, data])
+        for (method, data), row in found.items()
+        if method == name and (other, data) in found
+    }
+
+
+def _recommends(rows: Sequence[Row]) -> Iterator[Target]:
+    """On all data, the recommended call beats early stopping in NLL and has enough coverage."""
+    pairs = _pairs(RECOMMENDED, STOPPED, rows)
+    if not pairs:
+        return
+    text = "; ".join(
+        f"{data} {mean(row, 'nll'):.3f} to {mean(stopped, 'nll'):.3f}, {mean(row, 'coverage'):.3f}"
+        for data, (row, stopped) in pairs.items()
     )
+    yield Target(
+        f"recommended call: NLL below the NLL of the {STOPPED}, coverage within {LEAST} and {MOST}",
+        text,
+        all(
+            mean(row, "nll") < mean(stopped, "nll") and LEAST <= mean(row, "coverage") <= MOST
+            for row, stopped in pairs.values()
+        ),
+    )
+
+
+def _keeps_to_the_mode(rows: Sequence[Row]) -> Iterator[Target]:
+    """`bayes.Laplace()` is never much worse than its mode in NLL, and is better on average."""
+    pairs = _pairs(LAPLACE, MODE, rows)
+    if not pairs:
+        return
+    ratios = {data: mean(row, "nll") / mean(mode, "nll") for data, (row, mode) in pairs.items()}
+    average = float(np.mean(list(ratios.values())))
+    text = ", ".join(f"{data} {ratio:.3f}" for data, ratio in ratios.items())
+    yield Target(
+        f"NLL of {LAPLACE} / {MODE}: at most {MOST_OF_MODE} on each, their mean below 1",
+        f"{text}; mean {average:.3f}",
+        max(ratios.values()) <= MOST_OF_MODE and average < 1,
+    )
+
+
+def _beats(name: str, rows: Sequence[Row], ours: Sequence[Row]) -> Iterator[Target]:
+    """Some method has a better NLL than a network without a prior, on all data."""
+    plain = {row["data"]: mean(row, "nll") for row in rows if row["method"] == name}
+    found = {data: [row for row in ours if row["data"] == data] for data in plain}
+    best = {
+        data: min(of_data, key=lambda row: mean(row, "nll"))
+        for data, of_data in found.items()
+        if of_data
+    }
+    if not best:
+        return
+    text = "; ".join(
+        f"{data} {mean(row, 'nll'):.3f} ({row['method']}) to {plain[data]:.3f}"
+        for data, row in best.items()
+    )
+    is_better = all(mean(row, "nll") < plain[data] for data, row in best.items())
+    yield Target(f"NLL of the best method below the NLL of the {name} on all data", text, is_better)
+
+
+def _covers(ours: Sequence[Row]) -> Iterator[Target]:
+    """The 90% intervals of at least two methods have the accepted coverage on all data."""
+    if not ours:
+        return
+    names = list(dict.fromkeys(row["method"] for row in ours))
+    all_data = list(dict.fromkeys(row["data"] for row in ours))
+    inside = [
+        (row["method"], row["data"]) for row in ours if LEAST <= mean(row, "coverage") <= MOST
+    ]
+    everywhere = [name for name in names if all((name, data) in inside for data in all_data)]
+    counts = ", ".join(f"{data} {sum(each == data for _, each in inside)}" for data in all_data)
+    found = f"{len(everywhere)} on all data ({', '.join(everywhere) or 'none'}); by data: {counts}"
+    yield Target(
+        f"coverage of 90% intervals within {LEAST} and {MOST}: at least 2 methods",
+        found,
+        len(everywhere) >= 2,
+    )
+
+
+# --- published figures ---
+
+
+class Published(NamedTuple):
+    """A figure for a data set: the mean over 20 splits with a tenth for testing."""
+
+    method: str
+    rmse: float
+    nll: float
+
+
+ENSEMBLES = "deep ensembles"
+DROPOUT = "MC dropout"
+BACKPROPAGATION = "probabilistic backpropagation"
+
+SOURCES: Mapping[str, str] = {
+    BACKPROPAGATION: "Hernández-Lobato and Adams (2015), Probabilistic Backpropagation for "
+    "Scalable Learning of Bayesian Neural Networks",
+    DROPOUT: "Gal and Ghahramani (2016), Dropout as a Bayesian Approximation",
+    ENSEMBLES: "Lakshminarayanan, Pritzel and Blundell (2017), Simple and Scalable Predictive "
+    "Uncertainty Estimation using Deep Ensembles",
+}
+
+PUBLISHED: Mapping[str, tuple[Published, ...]] = {
+    "boston": (
+        Published(ENSEMBLES, 3.28, 2.41),
+        Published(DROPOUT, 2.97, 2.46),
+        Published(BACKPROPAGATION, 3.01, 2.57),
+    ),
+    "concrete": (
+        Published(ENSEMBLES, 6.03, 3.06),
+        Published(DROPOUT, 5.23, 3.04),
+        Published(BACKPROPAGATION, 5.67, 3.16),
+    ),
+    "energy": (
+        Published(ENSEMBLES, 2.09, 1.38),
+        Published(DROPOUT, 1.66, 1.99),
+        Published(BACKPROPAGATION, 1.80, 2.04),
+    ),
+    "yacht": (
+        Published(ENSEMBLES, 1.58, 1.18),
+        Published(DROPOUT, 1.11, 1.55),
+        Published(BACKPROPAGATION, 1.02, 1.63),
+    ),
+}
+
+
+def published(name: str) -> tuple[Published, ...]:
+    """The published figures for a data set, found by the start of its name, ignoring case."""
+    return next((found for stem, found in PUBLISHED.items() if name.lower().startswith(stem)), ())

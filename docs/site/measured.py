@@ -13,12 +13,9 @@ import textwrap
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from benchmarks import ages, bayes_cost, exactness, table
+from benchmarks import ad_tables, ages, bayes_cost, exactness, table
 from benchmarks import all as everything
-from benchmarks.modes import tables as modes
-from benchmarks.modes.targets import targets as targets_of_modes
 from benchmarks.quality import tables as quality
-from benchmarks.quality.targets import targets as targets_of_quality
 from docs.site import trend
 from docs.site.links import HOME, ROOT
 
@@ -78,7 +75,7 @@ BENCHMARKS = {
     "ad-modes": Benchmark(
         "Modes of differentiation",
         "Which mode is correct for which model, and what value and gradient cost.",
-        lambda report: modes.render(report, targets_of_modes(report), markdown=True),
+        lambda report: ad_tables.render(report, markdown=True),
     ),
     "bayes-cost": Benchmark(
         "Bayesian methods: cost",
@@ -88,7 +85,7 @@ BENCHMARKS = {
     "bayes-quality": Benchmark(
         "Bayesian methods: quality",
         "Every method on real data, compared with plain networks and classical models.",
-        lambda report: quality.render(report, targets_of_quality(report), markdown=True),
+        lambda report: quality.render(report, markdown=True),
     ),
     "exactness": Benchmark(
         "Bayesian methods: exactness",

@@ -15,18 +15,13 @@ import eqxlike
 from benchmarks import all as everything
 from benchmarks import (
     cases,
-    columns,
     downstream,
     edge_arguments,
-    edge_exported,
-    edge_first_calls,
-    edge_models,
     generation,
     import_time,
+    jit_edges,
     jit_overhead,
-    layer_cases,
     layer_models,
-    layer_networks,
     layers,
     loops,
     model_steps,
@@ -35,13 +30,13 @@ from benchmarks import (
     table,
     training,
 )
-from benchmarks.layer_networks import IMPLEMENTATIONS, NNX, Network
+from benchmarks.layers import IMPLEMENTATIONS, NNX, Network
 from benchmarks.timing import Samples, summarise
 
-PEERS = {columns.EQUINOX_MODULE: "equinox", columns.EQUINOX: "equinox", columns.NNX: "flax"}
+PEERS = {cases.EQUINOX_MODULE: "equinox", cases.EQUINOX: "equinox", cases.NNX: "flax"}
 INSTALLED = [
     name
-    for name in (columns.FLAT, columns.MODULE, columns.OURS, columns.WATCHED, *PEERS)
+    for name in (cases.FLAT, cases.MODULE, cases.OURS, cases.WATCHED, *PEERS)
     if name not in PEERS or importlib.util.find_spec(PEERS[name])
 ]
 
@@ -73,21 +68,21 @@ def few(case, *chosen):
 
 
 def gradient_beside_nnx(network):
-    row = layer_cases.gradient(network)
-    return dataclasses.replace(row, case=few(row.case, layer_networks.OURS, NNX))
+    row = layers.gradient(network)
+    return dataclasses.replace(row, case=few(row.case, layers.OURS, NNX))
 
 
 # Rows with a check of their own.
 CHECKED = [
     *(
         row
-        for of in (edge_models, edge_arguments, edge_exported)
-        for row in of.rows()
+        for of in (jit_edges.warm_rows, edge_arguments.rows, jit_edges.exported_rows)
+        for row in of()
         if row.case.slug in CHOSEN
     ),
-    edge_first_calls.adam_step(1),
+    jit_edges.adam_step(1),
     *map(gradient_beside_nnx, (MLP, CNN)),
-    layer_cases.construct(MLP),
+    layers.construct(MLP),
 ]
 AGREE = [loops.recurrence("scalar", 5, loops.forward), loops.writing(5, 2, 3, loops.forward)]
 
@@ -107,11 +102,11 @@ def test_columns_agree(case):
 
 
 def test_training_steps_feed_their_state_back():
-    calls, _ = cases.build(cases.adam_step(2, 8))
+    calls, _ = cases.build(jit_overhead.adam_step(2, 8))
     assert list(calls) == INSTALLED
-    losses = [float(calls[columns.FLAT]()) for _ in range(4)]
+    losses = [float(calls[cases.FLAT]()) for _ in range(4)]
     assert losses == sorted(set(losses), reverse=True)
-    calls[columns.FLAT] = iter(losses).__next__
+    calls[cases.FLAT] = iter(losses).__next__
     cases.check_agreement(calls, times=4)
 
 
@@ -186,12 +181,12 @@ def test_disagreement_names_the_column(monkeypatch):
         cases.check_agreement(calls)
 
     def of_other_weights(network):
-        right = layer_networks.of_modules(eqxlike, network)
+        right = layers.of_modules(eqxlike, network)
         return dataclasses.replace(right, batch=2 * right.batch)
 
     monkeypatch.setitem(IMPLEMENTATIONS, NNX, of_other_weights)
     with pytest.raises(AssertionError, match="the loss or gradient of 'NNX' differs"):
-        layer_networks.check_gradients(MLP, [NNX])
+        layers.check_gradients(MLP, [NNX])
 
 
 def test_missing_peer_is_left_out_with_a_note():
@@ -264,7 +259,7 @@ def test_report_is_complete_and_its_table_can_be_printed(report_of, tmp_path, ca
     assert found["method"]["rounds"] == 2
     assert {"jax", "equinox", "flax", "python", "cpu", "cores", "date"} <= set(found["machine"])
     (row,) = found["rows"]
-    assert (row["name"], row["baseline"]) == ("Identity, (1, 1)", columns.MODULE)
+    assert (row["name"], row["baseline"]) == ("Identity, (1, 1)", cases.MODULE)
     assert list(row["columns"]) == INSTALLED
     for column in row["columns"].values():
         for kind in ("dispatch", "completion"):
@@ -276,8 +271,8 @@ def test_report_is_complete_and_its_table_can_be_printed(report_of, tmp_path, ca
     assert table.main([str(path)]) == 0
     printed = capsys.readouterr().out
     assert all(name in printed for name in ("Identity, (1, 1)", *INSTALLED))
-    assert table.main([str(path), "--baseline", columns.FLAT, "--markdown"]) == 0
-    assert f"(ratio to {columns.FLAT})" in capsys.readouterr().out
+    assert table.main([str(path), "--baseline", cases.FLAT, "--markdown"]) == 0
+    assert f"(ratio to {cases.FLAT})" in capsys.readouterr().out
 
 
 def test_memory_is_divided_by_the_number_of_devices(report_of):
@@ -291,9 +286,9 @@ def test_ctrl_c_keeps_and_prints_the_measured_rows(monkeypatch, capsys, report_o
     def interrupted():
         raise KeyboardInterrupt
 
-    first = cases.Case("first", {columns.MODULE: lambda: lambda: 0.0})
-    second = cases.Case("second", {columns.MODULE: interrupted})
-    monkeypatch.setattr(cases, "CASES", (first, second))
+    first = cases.Case("first", {cases.MODULE: lambda: lambda: 0.0})
+    second = cases.Case("second", {cases.MODULE: interrupted})
+    monkeypatch.setattr(jit_overhead, "CASES", (first, second))
     found = report_of(jit_overhead, "--rounds", "1", status=130)
     assert "first" in capsys.readouterr().out
     assert [row["name"] for row in found["rows"]] == ["first"]

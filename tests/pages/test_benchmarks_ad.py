@@ -6,19 +6,16 @@ import jax
 import numpy as np
 import pytest
 
-from benchmarks import ad_modes
-from benchmarks.modes import peer_rows, tables
-from benchmarks.modes import peers as peer_calls
-from benchmarks.modes.targets import targets
-from benchmarks.zoo import bayesian, bayesian_network, in_numpyro, registry
-from benchmarks.zoo.problem import by_path
+from benchmarks import ad_modes, ad_peers, ad_tables, zoo
+from benchmarks.zoo import bayesian, bayesian_network, in_numpyro
+from benchmarks.zoo.problem import by_path, in_all_spaces
 from eqxlike import ad
 
 # If a model has a linked space, only this space is tested: it includes the standard density.
 OF_OTHER_WIDTHS = {*map(bayesian_network.name, bayesian_network.WIDTHS[1:])}
 OF_NUMPYRO = [
-    [*registry.in_all_spaces(problem)][-1]
-    for problem in registry.PROBLEMS
+    [*in_all_spaces(problem)][-1]
+    for problem in zoo.PROBLEMS
     if problem.name in in_numpyro.MODELS.keys() - OF_OTHER_WIDTHS
 ]
 
@@ -49,7 +46,7 @@ def test_command_prints_the_rows_that_it_writes(monkeypatch, report_of, capsys):
     (row,) = written["rows"]
     assert (row["name"], row["space"], row["unknowns"]) == ("logistic regression", "standard", 9)
     printed = capsys.readouterr().out
-    assert printed.strip() == tables.render(written, targets(written), markdown=False)
+    assert printed.strip() == ad_tables.render(written, markdown=False)
     assert "- reached: every JAX mode is ok on every model: 2 of 2" in printed
 
 
@@ -57,7 +54,7 @@ def test_failing_or_wrong_peer_does_not_stop_the_others(monkeypatch):
     problem = bayesian.dirichlet_categorical()
 
     def wrong(problem):
-        right = peer_calls.on_flat_arrays(problem)
+        right = ad_peers.on_flat_arrays(problem)
         return dataclasses.replace(
             right, by_path=lambda returned: {"probabilities": 2 * returned[1][0]}
         )
@@ -74,8 +71,8 @@ def test_failing_or_wrong_peer_does_not_stop_the_others(monkeypatch):
         "missing": raising(ImportError("No module named 'peer'")),
         "elsewhere": raising(LookupError("not stated")),
     }
-    monkeypatch.setattr(peer_rows, "PEERS", peers)
-    rows, notes = peer_rows.peer_rows(problem, rounds=1)
+    monkeypatch.setattr(ad_peers, "PEERS", peers)
+    rows, notes = ad_peers.peer_rows(problem, rounds=1)
     assert [(row.mode, row.verdict, row.explanation) for row in rows] == [
         ("wrong", "wrong", "the gradient of probabilities is off by 1.0e+00, more than 0.0001"),
         ("failing", "error", "RuntimeError: no memory"),
@@ -96,9 +93,9 @@ def test_targets_name_the_worst_rows():
         mode_row("Forward(64)", peak_bytes=64),
     ]
     peers = [
-        {"mode": peer_calls.OURS, "to_ours": 1.0},
-        {"mode": peer_calls.FLAT, "to_ours": 0.8},
-        {"mode": peer_calls.NUMPYRO, "to_ours": 1.6},
+        {"mode": ad_peers.OURS, "to_ours": 1.0},
+        {"mode": ad_peers.FLAT, "to_ours": 0.8},
+        {"mode": ad_peers.NUMPYRO, "to_ours": 1.6},
     ]
     name = "Bayesian network"
     row = {"name": name, "space": "linked", "unknowns": 601, "modes": modes, "peers": peers}
@@ -106,7 +103,7 @@ def test_targets_name_the_worst_rows():
         "rows": [row],
         "others": {"checkpointed": 0.4, "parallel primal": 1.3, "parallel gradient": 1.3},
     }
-    assert [(each.found, each.is_reached) for each in targets(report)] == [
+    assert [(each.found, each.is_reached) for each in ad_tables.targets(report)] == [
         ("3 of 4, not Bayesian network, linked by Forward: wrong", False),
         ("3.00 (Bayesian network, linked)", False),
         ("1.20 (Bayesian network, linked)", False),

@@ -12,12 +12,10 @@ import pytest
 import scipy.stats
 
 from benchmarks import bayes_cost, bayes_quality
-from benchmarks.cost import densities, models, sampling
-from benchmarks.cost.rows import Row
-from benchmarks.quality import baselines, methods, network, tables
-from benchmarks.quality.data import DataSet, read_csv, split
-from benchmarks.quality.scores import scores, set_coverage
-from benchmarks.quality.targets import targets
+from benchmarks.command import OwnRow
+from benchmarks.cost import densities, sampling
+from benchmarks.quality import baselines, methods, tables
+from benchmarks.quality.data import DataSet, read_csv, scores, set_coverage, split
 from eqxlike import bayes
 
 
@@ -136,10 +134,10 @@ def test_scale_of_the_prior_is_chosen_on_the_training_part(monkeypatch):
         looked_at.append(part)
         return abs(scale - 2.0)
 
-    monkeypatch.setattr(network, "_nll_of_map", nll)
+    monkeypatch.setattr(baselines, "_nll_of_map", nll)
     whole = split(linear_data(), 0)
-    assert network.prior_scale(whole) == 2.0
-    held_out = np.concatenate([part.y_test for part in looked_at[: network.NUM_PARTS]])
+    assert baselines.prior_scale(whole) == 2.0
+    held_out = np.concatenate([part.y_test for part in looked_at[: baselines.NUM_PARTS]])
     np.testing.assert_array_equal(np.sort(held_out), np.sort(whole.data.y[whole.train]))
     for part in looked_at:
         seen = [*(part.y * part.unit + part.centre), *part.y_test]
@@ -158,10 +156,10 @@ def one_method(monkeypatch):
 
     row = methods.Row(methods.PLAIN, predict)
     monkeypatch.setattr(methods, "rows", lambda *, is_quick: (row,))
-    monkeypatch.setattr(network, "PRIOR_SCALES", (1.0,))
-    nll = network._nll_of_map
+    monkeypatch.setattr(baselines, "PRIOR_SCALES", (1.0,))
+    nll = baselines._nll_of_map
     first = functools.cache(lambda: nll(split(linear_data(), 0), 1.0))
-    monkeypatch.setattr(network, "_nll_of_map", lambda part, scale: first())
+    monkeypatch.setattr(baselines, "_nll_of_map", lambda part, scale: first())
     monkeypatch.setattr(bayes_quality, "OF_CSV", 2)
     # Keeps the compiled programs of other tests.
     monkeypatch.setattr(jax, "clear_caches", lambda: None)
@@ -176,7 +174,7 @@ def test_command_compares_a_table_with_published_results(one_method, tmp_path, r
     (row,) = written["rows"]
     assert (row["data"], row["method"], len(row["splits"])) == ("Yacht", "plain network", 2)
     printed = capsys.readouterr().out
-    assert printed.strip() == tables.render(written, targets(written), markdown=False)
+    assert printed.strip() == tables.render(written, markdown=False)
     lines = [" ".join(line.split()) for line in printed.splitlines()]
     published = {
         "deep ensembles, published 1.18 1.58",
@@ -206,7 +204,7 @@ def test_targets_name_the_best_method_and_the_methods_with_coverage():
         made_up("b", "MAP", 2.5, 0.9),
         made_up("b", "NUTS", 2.25, 0.99),
     ]
-    assert [(each.found, each.is_reached) for each in targets({"rows": rows})] == [
+    assert [(each.found, each.is_reached) for each in tables.targets({"rows": rows})] == [
         ("a 1.000 (NUTS) to 2.000; b 2.250 (NUTS) to 2.000", False),
         ("a 1.000 (NUTS) to 1.750", True),
         ("1 on all data (MAP); by data: a 2, b 1", False),
@@ -214,7 +212,7 @@ def test_targets_name_the_best_method_and_the_methods_with_coverage():
 
 
 def target_of(words, rows):
-    return next(each for each in targets({"rows": rows}) if words in each.aim)
+    return next(each for each in tables.targets({"rows": rows}) if words in each.aim)
 
 
 def test_recommended_call_must_predict_well_with_coverage_on_all_data():
@@ -262,7 +260,7 @@ def flat(gradient):
 
 
 def test_densities_and_their_gradients_agree():
-    stated = models.network(5)
+    stated = densities.network(5)
     made = [make(stated, linked=True) for make in MAKERS]
 
     @jax.jit
@@ -278,13 +276,13 @@ def test_densities_and_their_gradients_agree():
 
 
 def test_report_prints_its_targets(capsys, monkeypatch):
-    def measured(row, effort):
+    def measured(options):
         run = {"ess": 10.0, "seconds": 1.0, "r_hat": 1.0, "gradients": 7.0, "divergences": 0}
         runs = {sampling.OURS: [run], sampling.NUMPYRO: [run | {"seconds": 2.0}]}
-        own = {"name": row.what, "table": row.table, "columns": {}, "notes": []}
-        return own | {"runs": runs, "draws": effort.draws}
+        own = {"name": "a model", "table": sampling.TABLE, "columns": {}, "notes": []}
+        return own | {"runs": runs, "draws": options.draws}
 
-    rows = [Row(sampling.TABLE, "a model", measured)]
+    rows = [OwnRow("a model", sampling.TABLE, measured)]
     monkeypatch.setattr(bayes_cost, "all_rows", lambda: rows)
     assert bayes_cost.main(["--rows", "a model"]) == 0
     printed = capsys.readouterr().out

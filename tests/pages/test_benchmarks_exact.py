@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from benchmarks import ages, exactness
-from benchmarks.exact_problems import PROBLEMS, SHORT, reference, standard_deviations
+from benchmarks.exactness import PROBLEMS, SHORT, reference, standard_deviations
 from eqxlike import bayes
 
 

@@ -8,7 +8,7 @@ pytest.importorskip("pyinstrument")
 
 from pyinstrument.session import Session
 
-from benchmarks import cases
+from benchmarks import jit_overhead
 from benchmarks.timing import Column, Quartiles, Samples, measure
 from eqxlike import _profile
 from profiling import jit_dispatch
@@ -24,7 +24,7 @@ def test_profiler_writes_a_tree_a_page_and_the_session(monkeypatch, tmp_path, ca
     printed = capsys.readouterr().out
     assert "Identity, (1, 1)" in printed
     assert "jax.jit" in printed
-    name = cases.identity().slug
+    name = jit_overhead.identity().slug
     suffixes = (".txt", ".html", ".pyisession")
     assert {path.name for path in out.iterdir()} == {name + suffix for suffix in suffixes}
     assert "sample" in (out / f"{name}.txt").read_text()

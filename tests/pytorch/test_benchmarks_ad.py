@@ -1,15 +1,16 @@
 import numpy as np
 import pytest
 
-from benchmarks.zoo import in_torch, registry
-from benchmarks.zoo.problem import by_path
+from benchmarks import zoo
+from benchmarks.zoo import in_torch
+from benchmarks.zoo.problem import by_path, in_all_spaces
 from eqxlike import filter_jit, filter_value_and_grad
 
 PROBLEMS = [
     problem
-    for each in registry.PROBLEMS
+    for each in zoo.PROBLEMS
     if each.name in in_torch.FUNCTIONS
-    for problem in registry.in_all_spaces(each)
+    for problem in in_all_spaces(each)
 ]
 
 
