@@ -212,6 +212,27 @@ def test_arrays_are_moved_to_the_sharding_and_other_leaves_are_unchanged():
         assert found["x"].sharding == found["y"].sharding == expected
 
 
+@jax.tree_util.register_pytree_node_class
+class Pair:
+    """A node that accepts only arrays of equal shape."""
+
+    def __init__(self, x, y):
+        assert x.shape == y.shape
+        self.x, self.y = x, y
+
+    def tree_flatten(self):
+        return (self.x, self.y), None
+
+    @classmethod
+    def tree_unflatten(cls, _, children):
+        return cls(*children)
+
+
+def test_nodes_that_accept_only_arrays_are_moved():
+    (found,) = train.prefetch([Pair(np.ones(2), np.zeros(2))], sharding=jax.devices()[1])
+    assert found.x.devices() == found.y.devices() == {jax.devices()[1]}
+
+
 @pytest.mark.parametrize("ready", [[np.ones(2)] * 3, (np.ones(2),) * 3, stream()])
 def test_existing_batches_need_a_thread_only_for_placement(ready):
     with train.prefetch(ready) as ahead:
