@@ -30,7 +30,9 @@ def stack_device_arrays(batches: PyTree) -> PyTree:
     def is_stack(node: Any) -> bool:
         return isinstance(node, _DeviceArrays)
 
-    stack = lambda node: jnp.stack(node.arrays) if is_stack(node) else node  # noqa: E731
+    def stack(node: Any) -> Any:
+        return jnp.stack(node.arrays) if is_stack(node) else node
+
     return jtu.tree_map(stack, batches, is_leaf=is_stack)
 
 

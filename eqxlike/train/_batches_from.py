@@ -333,8 +333,11 @@ def _with_columns(batch: Any, columns: tuple[str, ...]) -> dict[str, Any]:
 
 def _checked(batch: Any) -> Any:
     """Converts numbers to arrays. Raises `TypeError` if a leaf is neither a number nor an array."""
-    is_number = lambda leaf: isinstance(leaf, bool | int | float | complex)  # noqa: E731
-    batch = jtu.tree_map(lambda leaf: np.asarray(leaf) if is_number(leaf) else leaf, batch)
+
+    def as_array(leaf: Any) -> Any:
+        return np.asarray(leaf) if isinstance(leaf, bool | int | float | complex) else leaf
+
+    batch = jtu.tree_map(as_array, batch)
     paths = [
         f"batch{jtu.keystr(path)}, a {type(leaf).__name__}"
         for path, leaf in jtu.tree_leaves_with_path(batch)

@@ -154,7 +154,8 @@ class JsonLines(_Logger):
         """Writes the loss, the aux, the learning rate, and the amounts per second."""
         rate = run.learning_rate
         found: dict[str, Any] = {} if rate is None else {"learning_rate": rate}
-        found |= {"aux": dict(run.aux)} if run.aux else {}
+        if run.aux:
+            found["aux"] = dict(run.aux)
         if self._per_step:
             for name, value in self._rates(run).items():
                 found[name if name == "mfu" else f"{name}_per_second"] = value

@@ -226,8 +226,9 @@ def read_returned(returned: Any) -> tuple[TrainState, Any, Aux]:
             numbers = {
                 name: value
                 for name, value in aux.items()
-                if is_array_like(value) and jnp.shape(value) == () and not is_key(value)
-                if not jnp.iscomplexobj(value)
+                if is_array_like(value)
+                and jnp.shape(value) == ()
+                and not (is_key(value) or jnp.iscomplexobj(value))
             }
             return state, loss, jtu.tree_map(jnp.copy, numbers)
     raise TypeError(
