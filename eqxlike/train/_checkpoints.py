@@ -451,11 +451,12 @@ def _read_one(
             f"{', '.join(map(repr, manifest['beside'])) or 'none'}."
         )
     stored = [Saved(*each) for each in (manifest["beside"][tree] if tree else manifest["state"])]
-    # If the checkpoint has a `TrainState` and `like` is a model, read the model.
+    # If the state of the checkpoint is a `TrainState` and `like` is a model, read the model.
     is_state, is_like_state = (
         entries[0].text.partition("(")[0] == "TrainState" for entries in (stored, wanted)
     )
-    root = ".model" if is_state and not is_like_state and only in (None, "model") else ""
+    is_model = tree is None and is_state and not is_like_state and only in (None, "model")
+    root = ".model" if is_model else ""
     wanted = [each._replace(path=root + each.path) for each in wanted]
     names = ["model"] if root else [only] if isinstance(only, str) else only
     is_read: Callable[[Any], bool] = lambda each: names is None or _part(each) in names  # noqa: E731

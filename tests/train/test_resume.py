@@ -384,3 +384,6 @@ def test_state_saved_with_other_trees_is_restored_alone(tmp_path):
             folder.restore_beside(3, "x", {})
         with pytest.raises(ValueError, match=r"like\['b'\] is an array of shape"):
             folder.restore_beside(3, "other", like | {"b": jnp.zeros(4)})
+        folder.save(4, tree, beside={"best": make_state(OPTIMISER)})
+        with pytest.raises(ValueError, match=r"like\.weight is missing"):
+            folder.restore_beside(4, "best", make_state(OPTIMISER).model)
