@@ -308,9 +308,14 @@ class MultiheadAttention(Module):
                 f"{describe(self)} expected cache to be an nn.KVCache or None, got {cache!r}."
             )
         if has_cache:
-            given = {**options, "positions": positions}
-            names = ("mask", "bias", "segment_ids", "key_length", "positions")
-            unsupported = [name for name in names if not isinstance(given[name], str | None)]
+            given = {
+                "a mask": None if isinstance(mask, str) else mask,
+                "bias": bias,
+                "segment_ids": segment_ids,
+                "key_length": key_length,
+                "positions": positions,
+            }
+            unsupported = [name for name, each in given.items() if each is not None]
             if query.shape[0] != key_.shape[0]:
                 unsupported.append(f"{query.shape[0]} queries and {key_.shape[0]} keys")
             if unsupported:
@@ -353,15 +358,21 @@ class MultiheadAttention(Module):
         assert rotary is not None
         if positions is None:
             positions = (query_offset, 0)
-        is_single, size = not isinstance(positions, tuple), rotary.embedding_size
-        if query.shape[0] != key.shape[0] if is_single else len(positions) != 2:
-            got = "one array" if is_single else f"a tuple of {len(positions)}"
+        elif not isinstance(positions, tuple):
+            if query.shape[0] != key.shape[0]:
+                raise ValueError(
+                    f"{describe(self)} got {query.shape[0]} queries, {key.shape[0]} keys and one "
+                    "array of positions: pass a pair, `positions=(of_queries, of_keys)`."
+                )
+            positions = jnp.asarray(positions)
+            positions = (positions, positions)
+        elif len(positions) != 2:
             raise ValueError(
-                f"{describe(self)} expected positions to be one array for queries and as many "
-                "keys, or a pair, `positions=(of_queries, of_keys)`; got "
-                f"{query.shape[0]} queries, {key.shape[0]} keys and {got}."
+                f"{describe(self)} expected positions to be an array or a pair of arrays, got a "
+                f"tuple of {len(positions)}."
             )
-        of_queries, of_keys = 2 * (jnp.asarray(positions),) if is_single else positions
+        of_queries, of_keys = positions
+        size = rotary.embedding_size
 
         def rotate(heads: Heads, positions: Any) -> Heads:
             rotated = rotary(heads[..., :size], positions=positions)

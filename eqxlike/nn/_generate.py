@@ -20,7 +20,6 @@ from .._module import Module, field, stored_fields
 from .._pytree import describe_node
 from .._transforms import filter_jit
 from .._transforms._stacked import Stacked
-from ._inputs import check_input
 
 _NO_LIMIT = 2**31 - 1
 
@@ -603,7 +602,7 @@ def _with_cache(
                     f"generate got a cache for {len(new.windows)} layers, but the model called "
                     f"{new.layer} attention layers with it."
                 )
-            check_input("generate", logits, (len(tokens), "vocabulary"), "the model's logits")
+            _check_logits(logits, tokens)
             return logits, new.keys, new.values, new.start
 
         mapped = jax.vmap(of_row, (0, 0, 0, axis, axis), (0, 0, 0, axis))
@@ -635,7 +634,7 @@ def _without_cache(
     def call(tokens: Array) -> Array:
         found = model(tokens)
         logits = found[0] if isinstance(found, tuple) else found
-        check_input("generate", logits, (len(tokens), "vocabulary"), "the model's logits")
+        _check_logits(logits, tokens)
         return logits
 
     def advance(tokens: Array, token: Array, index: Array) -> tuple[Array, Any]:
@@ -648,6 +647,14 @@ def _without_cache(
     ends = _row_lengths(tokens, lengths)
     first = _take_positions(jax.vmap(call)(tokens), ends - 1)
     return first, advance, jnp.pad(tokens, ((0, 0), (0, max_new_tokens)))
+
+
+def _check_logits(logits: Any, tokens: Array) -> None:
+    if jnp.ndim(logits) != 2 or logits.shape[0] != tokens.shape[0]:
+        raise ValueError(
+            f"generate expected the model to return logits of shape ({tokens.shape[0]}, "
+            f"vocabulary) for {tokens.shape[0]} tokens, got {describe_node(logits)}."
+        )
 
 
 def _row_lengths(tokens: Array, lengths: Array | None) -> Array:

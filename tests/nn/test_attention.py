@@ -198,6 +198,10 @@ def call(*shapes, mask=None, **options):
     return run
 
 
+def with_rotary():
+    return nn.MultiheadAttention(2, 8, rotary=nn.RotaryPositionalEmbedding(4), key=jr.key(0))
+
+
 MISTAKES = {
     ValueError: {
         r"expected query of shape \(q_seq, 8\), got .*\(4, 7\)": call((4, 7), (5, 8), (5, 8)),
@@ -213,6 +217,12 @@ MISTAKES = {
             call(process_heads=lambda q, k, v: (q[..., :1], k, v))
         ),
         "got positions but has no rotary embedding": call(positions=jnp.arange(4)),
+        "4 queries, 5 keys and one array of positions: pass a pair": (
+            lambda _: call(positions=jnp.arange(4))(with_rotary())
+        ),
+        "a pair of arrays, got a tuple of 3": (
+            lambda _: call(positions=(jnp.arange(4),) * 3)(with_rotary())
+        ),
     }
 }
 

@@ -254,7 +254,12 @@ def test_generation_inside_jit_with_64_bits():
 def test_attention_with_a_cache_refuses_masks_and_long_inputs():
     attention = nn.MultiheadAttention(2, 8, key=jax.random.key(0))
     x, cache = jnp.ones((3, 8)), nn.KVCache.for_model(attention, 4)
-    for options in ({"mask": jnp.ones((3, 3), bool)}, {"bias": jnp.ones((1, 3, 3))}):
+    # A string is only a mask, not a bias.
+    for options in (
+        {"mask": jnp.ones((3, 3), bool)},
+        {"bias": jnp.ones((1, 3, 3))},
+        {"bias": "causal"},
+    ):
         with pytest.raises(ValueError, match="with a cache computes causal self-attention"):
             attention(x, x, x, **options, cache=cache)
     with pytest.raises(TypeError, match=r"cache to be an nn\.KVCache or None, got 5"):
