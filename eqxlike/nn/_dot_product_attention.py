@@ -109,15 +109,15 @@ def dot_product_attention(
     """
     what = "dot_product_attention"
     query, key, value = map(jnp.asarray, (query, key, value))
-    check_input(what, query, ("sequence", "heads", "size"), "query")
-    _, heads, size = query.shape
-    check_input(what, key, ("sequence", "kv_heads", size), "key")
-    num_keys, kv_heads, _ = key.shape
-    check_input(what, value, (num_keys, kv_heads, "value_size"), "value")
-    if not heads or not kv_heads or heads % kv_heads:
+    for name, each in {"query": query, "key": key, "value": value}.items():
+        check_input(what, each, ("sequence", "heads", "size"), name)
+    (_, heads, size), (num_keys, kv_heads, key_size) = query.shape, key.shape
+    fits = key_size == size and value.shape[:2] == key.shape[:2]
+    if not fits or not heads or not kv_heads or heads % kv_heads:
         raise ValueError(
-            f"{what} expected query (q_seq, heads, size) and key (kv_seq, kv_heads, size), with "
-            f"heads a multiple of kv_heads; got query {query.shape} and key {key.shape}."
+            f"{what} expected query (q_seq, heads, size), key (kv_seq, kv_heads, size) and value "
+            "(kv_seq, kv_heads, value_size), with heads a multiple of kv_heads; got query "
+            f"{query.shape}, key {key.shape} and value {value.shape}."
         )
     if num_keys == 0 or size == 0:
         raise ValueError(
@@ -346,7 +346,8 @@ def _read_segments(
     if segment_ids is None:
         return None, None
     is_pair = isinstance(segment_ids, tuple) and len(segment_ids) == 2
-    query_segments, key_segments = map(jnp.asarray, segment_ids if is_pair else 2 * (segment_ids,))
+    pair = segment_ids if is_pair else (segment_ids, segment_ids)
+    query_segments, key_segments = map(jnp.asarray, pair)
     for each, length in zip((query_segments, key_segments), lengths, strict=True):
         if each.shape != (length,) or not jnp.issubdtype(each.dtype, jnp.integer):
             raise ValueError(
@@ -504,8 +505,17 @@ def _backward(static: Static) -> Callable[..., list[Array]]:
     After the arguments of `_forward`, it takes the output, the log-sum-exp and the cotangent.
     """
 
-    def backward(query: Array, key: Array, value: Array, *others: Any) -> list[Array]:
-        bias, mask, length, output, log_sums, cotangent = others
+    def backward(
+        query: Array,
+        key: Array,
+        value: Array,
+        bias: Any,
+        mask: Any,
+        length: Any,
+        output: Array,
+        log_sums: Array,
+        cotangent: Array,
+    ) -> list[Array]:
         recomputed, pull = jax.vjp(_attention(static, bias, mask, length), query, key, value)
         leaves, treedef = jax.tree_util.tree_flatten(pull)
         # The backward pass needs residuals of a forward pass. These lines replace the residuals by

@@ -11,6 +11,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray, Real, Shaped
 from .._check_numbers import positive_number, real_number, whole_number
 from .._dtypes import parameter_dtype
 from .._module import Module, field
+from .._pytree import describe_node
 from ._inputs import check_input, check_not_stacked, describe
 from ._parameters import Initializer, normal
 
@@ -66,7 +67,15 @@ class Embedding(Module):
                 )
             draw: Callable[..., Array] = normal if weight_init is None else weight_init
             weight = draw(key, (num_embeddings, embedding_size), parameter_dtype(dtype))
-        check_input("Embedding", weight, ("num_embeddings", "embedding_size"), "weight")
+        if not hasattr(weight, "shape"):
+            raise TypeError(
+                f"Embedding expected `weight` to be an array, got {describe_node(weight)}."
+            )
+        if len(weight.shape) != 2:
+            raise ValueError(
+                "Embedding expected a `weight` of shape (num_embeddings, embedding_size), got "
+                f"shape {weight.shape}."
+            )
         self.num_embeddings, self.embedding_size = rows, columns = weight.shape
         if num_embeddings not in (None, rows) or embedding_size not in (None, columns):
             raise ValueError(

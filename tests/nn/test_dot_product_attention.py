@@ -3,6 +3,7 @@
 import functools
 
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -294,12 +295,23 @@ def call(*shapes, dtype=float, **options):
     return lambda: nn.dot_product_attention(*arrays, **options)
 
 
+def symbolic(shape):
+    return jax.ShapeDtypeStruct(jax.export.symbolic_shape(shape, scope=SCOPE), jnp.float32)
+
+
+SCOPE = jax.export.SymbolicScope()
 MISTAKES = {
     ValueError: {
         r"query of shape \(sequence, heads, size\), got shape \(2, 3, 4, 8\)\. For a batch": (
             call((2, 3, 4, 8), (3, 4, 8), (3, 4, 8))
         ),
         "heads a multiple of kv_heads": call((3, 4, 8), (3, 3, 8), (3, 3, 8)),
+        r"got query \(3, 4, 8\), key \(5, 4, 8\) and value \(6, 4, 8\)": (
+            call((3, 4, 8), (5, 4, 8), (6, 4, 8))
+        ),
+        r"key \(n, 4, 8\) and value \(1, 4, 8\)": lambda: jax.eval_shape(
+            nn.dot_product_attention, *map(symbolic, ("m, 4, 8", "n, 4, 8", "1, 4, 8"))
+        ),
         "at least one key": call((3, 4, 8), (0, 4, 8), (0, 4, 8)),
         r"mask of shape \(3, 3\)": call(mask=jnp.ones((2, 3), bool)),
         "an array or \"causal\", got 'x'": call(mask="x"),

@@ -75,8 +75,9 @@ def test_same_key_gives_the_embedding_of_equinox(getkey):
 
 
 def test_embedding_is_given_or_drawn_by_an_initializer(getkey):
-    layer = nn.Embedding(weight=jnp.ones((2, 3)))
-    assert (layer.num_embeddings, layer.embedding_size) == (2, 3)
+    for weight in (jnp.ones((2, 3)), jax.ShapeDtypeStruct((2, 3), jnp.float32)):
+        layer = nn.Embedding(weight=weight)
+        assert (layer.num_embeddings, layer.embedding_size) == (2, 3)
     layer = nn.Embedding(4, 4, weight_init=jax.nn.initializers.orthogonal(), key=getkey())
     np.testing.assert_allclose(layer.weight @ layer.weight.T, jnp.eye(4), atol=1e-5)
 
@@ -206,6 +207,7 @@ UNFIT = {
     "needs either `weight`, or": lambda: nn.Embedding(),
     "and `key`\\.": lambda: nn.Embedding(2, 3),
     r"got shape \(3,\)": lambda: nn.Embedding(weight=jnp.ones(3)),
+    "`weight` to be an array, got a list": lambda: nn.Embedding(weight=[[1.0, 2.0]]),
     r"shape \(3, None\), given by the": lambda: nn.Embedding(3, weight=jnp.ones((2, 3))),
     "embedding_size must be": lambda: nn.Embedding(2, -1, key=jr.key(0)),
     r"Embedding expected x of shape \(\).*jax.vmap": (
