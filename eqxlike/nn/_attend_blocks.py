@@ -298,7 +298,12 @@ def _run_tangents(
             output_dot = jnp.where(attends[:, None], output_dot, mean_dot)
         return carry, (output_dot, log_sums_dot)
 
-    rows = [*map(blocks.cut, (inputs.query, query_dot, output)), blocks.cut_rows(log_sums)]
+    rows = [
+        blocks.cut(inputs.query),
+        blocks.cut(query_dot),
+        blocks.cut(output),
+        blocks.cut_rows(log_sums),
+    ]
     columns = [_to_hcd(inputs.key), _to_hdc(inputs.value), _to_hcd(key_dot), _to_hdc(value_dot)]
     _, (output_dot, log_sums_dot) = blocks.run(visit, None, rows, columns)
     return [blocks.join(output_dot).astype(output.dtype), blocks.join_rows(log_sums_dot)]
@@ -328,8 +333,12 @@ def _run_cotangents(
             bias_bar = blocks.add_to(bias_bar, scores_bar, tile)
         return (key_bar, value_bar, bias_bar), query_bar
 
-    rows = [*map(blocks.cut, (inputs.query, output_bar))]
-    rows += map(blocks.cut_rows, (shift, log_sums))
+    rows = [
+        blocks.cut(inputs.query),
+        blocks.cut(output_bar),
+        blocks.cut_rows(shift),
+        blocks.cut_rows(log_sums),
+    ]
     columns = [_to_hcd(inputs.key), _to_hcd(inputs.value), _to_hdc(inputs.key)]
     start = (
         blocks.zeros(columns[0][0]),

@@ -509,27 +509,36 @@ class BatchNorm(StatefulLayer):
     def _statistics(self, x: Array, state: State, inference: bool) -> tuple[Statistics, State]:
         """Returns the mean and variance to normalise with, and the new state."""
         averages, progress = self._indices
-        running, seen, is_ema = state.get(averages), state.get(progress), self.mode == "ema"
+        running, seen = state.get(averages), state.get(progress)
+        is_ema = self.mode == "ema"
         if inference:
             return running if is_ema else self._debiased(running, seen), state
-        used = self._batch_moments(x)
-        mean, variance = (each.astype(running[0].dtype) for each in used)
-        batch = mean, variance * self._correction(x)
-        updated = tuple(
-            self.momentum * old + (1 - self.momentum) * new
-            for old, new in zip(running, batch, strict=True)
-        )
+        measured = self._batch_moments(x)
+        batch, updated = self._update(running, measured, self._correction(x))
         if is_ema:
             is_first = seen & _is_initial(running, 0)
             mean, variance = (
                 jnp.where(is_first, *pair) for pair in zip(batch, updated, strict=True)
             )
-            used = updated = mean, variance
             state = state.set(progress, jnp.zeros_like(is_first))
-        else:
-            is_set_by_user = (seen < 0) | ((seen == 0) & ~_is_initial(running, 1))
-            state = state.set(progress, jnp.where(is_set_by_user, _SET_BY_USER, seen + 1))
-        return used, state.set(averages, updated)
+            return (mean, variance), state.set(averages, (mean, variance))
+        is_set_by_user = (seen < 0) | ((seen == 0) & ~_is_initial(running, 1))
+        state = state.set(progress, jnp.where(is_set_by_user, _SET_BY_USER, seen + 1))
+        return measured, state.set(averages, updated)
+
+    def _update(
+        self, running: Statistics, batch: Statistics, correction: float
+    ) -> tuple[Statistics, Statistics]:
+        """Returns the statistics of the batch, in the dtype of the running averages and with the
+        corrected variance, and the new running averages.
+        """
+        mean, variance = (each.astype(running[0].dtype) for each in batch)
+        variance = variance * correction
+        new_mean, new_variance = (
+            self.momentum * old + (1 - self.momentum) * new
+            for old, new in zip(running, (mean, variance), strict=True)
+        )
+        return (mean, variance), (new_mean, new_variance)
 
     def _debiased(self, running: Statistics, count: Array) -> Statistics:
         """Removes the initial mean 0 and variance 1 from the running averages.

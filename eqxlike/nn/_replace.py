@@ -265,6 +265,9 @@ def decay_mask(
     return jtu.tree_map_with_path(decays, params)
 
 
+# --- Replacement of layers by type or path ---
+
+
 def _matches_path(pattern: str, path: tuple[Any, ...]) -> bool:
     """Whether a path pattern matches the path of a node."""
     name = jtu.keystr(path).removeprefix(".")

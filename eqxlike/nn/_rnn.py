@@ -21,13 +21,18 @@ from ._parameters import Initializer, Parameter, draw, fan_in_limit
 
 
 def _parameters(
-    cell: "GRUCell | LSTMCell", num_gates: int, dtype: Any, *initializers: Initializer | None
+    cell: "GRUCell | LSTMCell",
+    num_gates: int,
+    dtype: Any,
+    weight_init: Initializer | None,
+    bias_init: Initializer | None,
 ) -> tuple[Parameter | None, ...]:
     """Returns the input weight, the hidden weight, the bias, and a second bias. All but the second
     bias have the gates along the first axis. The second bias has shape `(hidden_size,)`.
     """
-    (weight_init, bias_init), size = initializers, cell.hidden_size
-    rows, dtype, limit = num_gates * size, parameter_dtype(dtype), fan_in_limit(size)
+    size = cell.hidden_size
+    rows = num_gates * size
+    dtype, limit = parameter_dtype(dtype), fan_in_limit(size)
     return (
         Parameter((rows, cell.input_size), dtype, limit, weight_init, is_outputs_first=True),
         Parameter((rows, size), dtype, limit, weight_init, is_outputs_first=True),
