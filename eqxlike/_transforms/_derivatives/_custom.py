@@ -145,7 +145,7 @@ class filter_custom_jvp(CustomFunction):
                 f"`@{self._label}.def_jvp`."
             )
         arrays, rest = split(Call(args, kwargs))
-        call = _FlatJvp(self, rest)
+        call = _FlatJvp(self.__wrapped__, self._rule, self._wants_zeros, self._label, rest)
         of_arrays = jax.custom_jvp(batch_first(call.value))
         of_arrays.defjvp(batch_first(call.value_and_tangent), symbolic_zeros=True)
         numbers = self._call(of_arrays, arrays)
@@ -154,17 +154,21 @@ class filter_custom_jvp(CustomFunction):
 
 @dataclasses.dataclass
 class _FlatJvp:
-    """One call. The methods are the function and its derivative, as functions of arrays only."""
+    """One call. The methods are the function and its derivative, as functions of arrays only.
 
-    custom: filter_custom_jvp
+    A call keeps the rule that was set when it was made.
+    """
+
+    function: Callable[..., Any]
+    rule: Callable[..., Any]
+    wants_zeros: bool
+    label: str
     rest: Rest
     value_rest: Rest = UNTRACED
 
     def value(self, arrays: list[Any]) -> list[Any]:
         args, kwargs = self.rest.merge(arrays)
-        numbers, self.value_rest = split(
-            self.custom.__wrapped__(*args, **kwargs), _is_array_or_number
-        )
+        numbers, self.value_rest = split(self.function(*args, **kwargs), _is_array_or_number)
         return numbers
 
     def value_and_tangent(
@@ -181,18 +185,18 @@ class _FlatJvp:
         paths = [f"kwargs{jtu.keystr(path)}" for path, _ in jtu.tree_leaves_with_path(of_kwargs)]
         if paths:
             raise ValueError(
-                f"{self.custom._label} was differentiated with respect to {', '.join(paths)}. A "
-                "rule of `filter_custom_jvp` gets no tangents of keyword arguments: pass the "
-                "argument by position, or pass `jax.lax.stop_gradient` of it."
+                f"{self.label} was differentiated with respect to {', '.join(paths)}. A rule of "
+                "`filter_custom_jvp` gets no tangents of keyword arguments: pass the argument by "
+                "position, or pass `jax.lax.stop_gradient` of it."
             )
-        if self.custom._wants_zeros:
+        if self.wants_zeros:
             directions = [
                 jnp.zeros_like(leaf) if tangent is None and is_inexact_array_like(leaf) else tangent
                 for leaf, tangent in zip(*primals, directions, strict=True)
             ]
         value, tangent = pair(
-            self.custom._rule(args, self.rest.merge_into(None, directions).args, **kwargs),
-            f"The rule of {self.custom._label} must return a pair (value, tangent)",
+            self.rule(args, self.rest.merge_into(None, directions).args, **kwargs),
+            f"The rule of {self.label} must return a pair (value, tangent)",
         )
         if self.value_rest is not UNTRACED:
             # JAX already has the output of the function, so the value must have the same structure.
@@ -314,7 +318,15 @@ class filter_custom_vjp(CustomFunction):
             )
         arrays, vjp_arg_rest = split(vjp_arg)
         others, others_rest = split(Call(args, kwargs))
-        call = _FlatVjp(self, vjp_arg_rest, others_rest)
+        call = _FlatVjp(
+            self.__wrapped__,
+            self._forward,
+            self._backward,
+            self._wants_zeros,
+            self._label,
+            vjp_arg_rest,
+            others_rest,
+        )
         of_arrays = jax.custom_vjp(batch_first(call.value))
         of_arrays.defvjp(batch_first(call.forward), call.backward, symbolic_zeros=True)
         if jax.sharding.get_abstract_mesh().manual_axes:
@@ -339,16 +351,23 @@ class _Residuals(Module):
 
 @dataclasses.dataclass
 class _FlatVjp:
-    """One call. The methods are the function and its derivative, as functions of arrays only."""
+    """One call. The methods are the function and its derivative, as functions of arrays only.
 
-    custom: filter_custom_vjp
+    A call keeps the passes that were set when it was made.
+    """
+
+    function: Callable[..., Any]
+    user_forward: Callable[..., Any]
+    user_backward: Callable[..., Any]
+    wants_zeros: bool
+    label: str
     vjp_arg_rest: Rest
     others_rest: Rest
     value_rest: Rest = UNTRACED
 
     def value(self, arrays: list[Any], others: list[Any]) -> list[Any]:
         args, kwargs = self.others_rest.merge(others)
-        value = self.custom.__wrapped__(self.vjp_arg_rest.merge(arrays), *args, **kwargs)
+        value = self.function(self.vjp_arg_rest.merge(arrays), *args, **kwargs)
         value_arrays, self.value_rest = split(value, is_array_or_traced_reference)
         return value_arrays
 
@@ -360,7 +379,7 @@ class _FlatVjp:
         paths = [jtu.keystr(path)[1:] for path, _ in jtu.tree_leaves_with_path(perturbed)]
         if paths:
             raise RuntimeError(
-                f"{self.custom._label} was differentiated with respect to {', '.join(paths)}. "
+                f"{self.label} was differentiated with respect to {', '.join(paths)}. "
                 "`filter_custom_vjp` differentiates only the first argument: collect all "
                 "differentiated arguments in a tuple and pass it first, or pass "
                 "`jax.lax.stop_gradient` of these."
@@ -370,8 +389,8 @@ class _FlatVjp:
         is_perturbed = tuple(map(_is_perturbed, arrays))
         perturbed = self.vjp_arg_rest.merge_into(False, is_perturbed)
         value, residuals = pair(
-            self.custom._forward(perturbed, vjp_arg, *args, **kwargs),
-            f"The forward pass of {self.custom._label} must return a pair (value, residuals)",
+            self.user_forward(perturbed, vjp_arg, *args, **kwargs),
+            f"The forward pass of {self.label} must return a pair (value, residuals)",
         )
         if self.value_rest is not UNTRACED:
             # JAX already has the output of the function, so the value must have the same structure.
@@ -384,7 +403,7 @@ class _FlatVjp:
         residuals, vjp_arg, args, kwargs = kept.rest.merge(kept.arrays)
         cotangent = kept.value_rest.merge_into(None, map(self._as_passed, cotangents))
         perturbed = self.vjp_arg_rest.merge_into(False, kept.is_perturbed)
-        gradient = self.custom._backward(residuals, cotangent, perturbed, vjp_arg, *args, **kwargs)
+        gradient = self.user_backward(residuals, cotangent, perturbed, vjp_arg, *args, **kwargs)
         treedef = self.vjp_arg_rest.treedef
         found = match_leaves(treedef, gradient, "gradient", "vjp_arg")
         wanted = self.vjp_arg_rest.leaves_into(False, kept.is_perturbed)
@@ -403,7 +422,7 @@ class _FlatVjp:
         """Converts JAX's cotangent to the cotangent that the backward pass expects."""
         dtype = cotangent.dtype
         if isinstance(cotangent, SymbolicZero):
-            is_wanted = self.custom._wants_zeros and dtype != jax.dtypes.float0
+            is_wanted = self.wants_zeros and dtype != jax.dtypes.float0
             return jnp.zeros(cotangent.shape, dtype) if is_wanted else None
         return None if dtype == jax.dtypes.float0 else cotangent
 

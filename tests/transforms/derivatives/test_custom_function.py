@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
 import pytest
+from jax.extend.core import jaxpr_as_fun
 
 import eqxlike
 from eqxlike import filter_custom_jvp, filter_custom_vjp, filter_grad, filter_jvp
@@ -45,6 +46,18 @@ def test_custom_function_is_a_leaf_with_the_metadata_of_the_function(name):
     assert inspect.signature(custom) == inspect.signature(loss)
     assert jtu.tree_leaves(custom) == [custom]
     assert repr(getattr(eqxlike, name)(len)) == f"{name}(<built-in function len>)"
+
+
+def test_derivative_that_is_set_after_a_call_does_not_change_the_call():
+    custom = custom_vjp(lambda x: x, None, lambda *args: TWO)
+    _, pullback = jax.vjp(custom, ONE)
+    custom.def_bwd(lambda *args: THREE)
+    assert pullback(ONE) == (TWO,)
+    assert jax.grad(custom)(ONE) == THREE
+    custom = custom_jvp(lambda x: x, lambda primals, tangents: (primals[0], TWO))
+    program = jaxpr_as_fun(jax.make_jaxpr(custom)(ONE))
+    custom.def_jvp(lambda primals, tangents: (primals[0], THREE))
+    assert jax.jvp(program, (ONE,), (ONE,))[1] == [TWO]
 
 
 def test_custom_function_is_pickled_by_name_and_copied_like_a_function():
