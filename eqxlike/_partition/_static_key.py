@@ -203,13 +203,20 @@ class StaticKey:
         if id(value) in self._inside:
             raise TypeError(f"a value of type {cls.__name__!r} contains itself")
         self._inside.add(id(value))
-        # The parts are saved before the key is made. If another thread changes `value` in between,
-        # the snapshot is out of date, and the key is made again.
+        # The key is made of the saved parts, and `value` is not read again. So the snapshot matches
+        # the key even if another thread changes `value` in between.
         live = _live_parts(value, base)
-        self.containers += [(value, view, tuple(view)) for view in live]
-        self.is_immutable &= bool(live)
-        elements = _ELEMENTS[base](value) if base else ()
-        attributes = () if cls in _WITHOUT_ATTRIBUTES else [*attributes_of(value)]
+        saved = [*map(tuple, live)]
+        self.containers += [(value, *pair) for pair in zip(live, saved, strict=True)]
+        if not live:
+            self.is_immutable = False
+            elements = _ELEMENTS[base](value) if base else ()
+            attributes = () if cls in _WITHOUT_ATTRIBUTES else attributes_of(value)
+        elif base is None:
+            elements, attributes = (), zip(*saved[1:], strict=True)
+        else:
+            elements = map(frozenset, saved) if cls is set else itertools.chain(*saved)
+            attributes = ()
         key = (
             cls,
             tuple(map(self._of, elements)),
@@ -525,8 +532,7 @@ def _slots(base: type) -> list[str]:
 # the argument has another, equal object, the guard checks both objects.
 
 
-_COMPARED = (int, str, bytes, float)
-"""Values of these types are compared by `==`, except `nan`, which does not equal itself."""
+_COMPARED = (int, str, bytes)
 
 _MAX_UNPACKED = 31
 """A longer tuple is not compared element by element: its key is computed again."""
@@ -545,12 +551,12 @@ def write_static_guard(writer: Any, name: str, value: Any, *, of_node: bool) -> 
     cls = type(value)
     if value is None or value is True or value is False:
         writer.miss_if(f"{name} is not {value!r}")
-    elif cls in _COMPARED and value == value:
+    elif cls in _COMPARED:
         _is_of_type(writer, name, cls)
         writer.miss_if(f"{name} != {writer.constant(value)}")
-        if cls is float and value == 0.0:
-            sign = writer.constant(math.copysign(1.0, value))
-            writer.miss_if(f"{writer.constant(math.copysign)}(1.0, {name}) != {sign}")
+    elif cls is float:
+        _is_of_type(writer, name, float)
+        _is_same_float(writer, name, value)
     elif cls is tuple and len(value) <= _MAX_UNPACKED and _has_key(value, of_node):
         _is_of_type(writer, name, tuple)
         for part, each in zip(writer.unpack(name, len(value)), value, strict=True):
@@ -571,6 +577,16 @@ def write_static_guard(writer: Any, name: str, value: Any, *, of_node: bool) -> 
 
 def _is_of_type(writer: Any, name: str, cls: type) -> None:
     writer.miss_if(f"type({name}) is not {writer.constant(cls)}")
+
+
+def _is_same_float(writer: Any, name: str, value: float) -> None:
+    if math.isnan(value):
+        writer.miss_if(f"{name} == {name}")
+    else:
+        writer.miss_if(f"{name} != {writer.constant(value)}")
+    if math.isnan(value) or value == 0.0:
+        sign = writer.constant(math.copysign(1.0, value))
+        writer.miss_if(f"{writer.constant(math.copysign)}(1.0, {name}) != {sign}")
 
 
 def _is_unchanged(writer: Any, name: str, value: Any) -> None:

@@ -113,3 +113,17 @@ def test_unhashable_value_is_refused():
     for value in (*unhashable, (1, [2]), Config([1])):
         with pytest.raises(TypeError, match="unhashable"):
             StaticKey(value)
+
+
+def test_key_and_snapshot_of_a_container_agree_if_it_changes_while_the_key_is_made():
+    class Appending:
+        def __hash__(self):
+            # Stands for another thread.
+            values.append(1)
+            return 1
+
+    values: list = [Appending(), 2]
+    static = StaticKey(values, of_node=True)
+    _, elements, _ = static.key
+    [(_, _, saved)] = static.containers
+    assert len(elements) == len(saved) == 2
