@@ -7,7 +7,6 @@ abstract attributes, and may be strict.
 import dataclasses
 import functools
 import inspect
-import operator
 import pickle
 import re
 import sys
@@ -348,12 +347,14 @@ def _head(cls: type, annotation: Any) -> tuple[Any, bool]:
     written = _WRITTEN.match(annotation)
     if written is None:
         return None, False
+    first, *rest = written[1].split(".")
     try:
-        found = operator.attrgetter(written[1])(sys.modules[cls.__module__])
+        # `vars` does not call the `__getattr__` of a module, which may import other modules.
+        found = functools.reduce(getattr, rest, vars(sys.modules[cls.__module__])[first])
     except (KeyError, AttributeError):
         # The name may be local to the function that defines the class. Then it cannot be looked up,
         # so its last part is compared with the names of the markers.
-        found = _MARKERS.get(written[1].rpartition(".")[2])
+        found = _MARKERS.get([first, *rest][-1])
     return found, bool(written[2])
 
 

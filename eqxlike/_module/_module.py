@@ -187,7 +187,7 @@ class ModuleMeta(abc.ABCMeta):
             # again if the user decorates the class with `@dataclass`.
             if name == "__abstractmethods__":
                 # If this set is not empty, Python itself refuses to make instances.
-                value |= abstract_names(cls)
+                value = value | abstract_names(cls)
             elif name == "__dataclass_fields__":
                 # The first fields are kept, because the second fields lack the arguments of
                 # `field`.

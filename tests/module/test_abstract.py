@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import sys
+import types
 import typing
 
 import pytest
@@ -92,3 +94,23 @@ def test_markers_are_recognised_by_value_or_by_name():
     assert AbstractRead.__abstractvars__ == {"dotted", "aliased"}
     assert AbstractModel.__abstractvars__ == {"x"}
     assert [field.name for field in dataclasses.fields(AbstractModel)] == ["y"]
+
+
+def test_annotations_are_looked_up_without_the_getattr_of_the_module(monkeypatch):
+    def import_lazily(name):
+        raise ImportError(name)
+
+    lazy = types.ModuleType("lazy")
+    lazy.__getattr__ = import_lazily
+    monkeypatch.setitem(sys.modules, "lazy", lazy)
+    body = {"__module__": "lazy", "__annotations__": {"size": "AbstractVar[int]"}}
+    assert type(Module)("AbstractModel", (Module,), body).__abstractvars__ == {"size"}
+
+
+def test_assigned_set_of_abstract_names_is_not_changed():
+    class AbstractModel(Module):
+        size: AbstractVar[int]
+
+    names = set()
+    AbstractModel.__abstractmethods__ = names
+    assert (names, AbstractModel.__abstractmethods__) == (set(), {"size"})
