@@ -266,23 +266,22 @@ def size_of_axes(
     leaf that is not an array has an axis. The messages name the paths.
     """
     sizes: dict[int, list[tuple[int, int]]] = {} if axis_size is None else {axis_size: []}
-    leaves, treedef = jtu.tree_flatten(args)
+    leaves = jtu.tree_leaves(args)
     for place, (leaf, axis) in enumerate(zip(leaves, axes, strict=True)):
         if axis is None:
             continue
         if not (is_array_like(leaf) or is_reference(leaf)):
             raise TypeError(
-                f"args{path_of(place, treedef)} = {leaf!r} of type {type(leaf)} is not a valid JAX "
-                f"type, but `in_axes` maps it along axis {axis}. Its axis should be None."
+                f"{_path(args, place)} = {leaf!r} of type {type(leaf)} is not a valid JAX type, "
+                f"but `in_axes` maps it along axis {axis}. Its axis should be None."
             )
         shape = jnp.shape(leaf)
         if not -len(shape) <= axis < len(shape):
             rank = axis + 1 if axis >= 0 else -axis
             raise ValueError(
-                f"`{transform}` was requested to map args{path_of(place, treedef)} along axis "
-                f"{axis}, which implies that its rank should be at least {rank}, but is only "
-                f"{len(shape)} (its shape is {shape}). To pass it unmapped, its axis in `in_axes` "
-                "should be None."
+                f"`{transform}` was requested to map {_path(args, place)} along axis {axis}, which "
+                f"implies that its rank should be at least {rank}, but is only {len(shape)} (its "
+                f"shape is {shape}). To pass it unmapped, its axis in `in_axes` should be None."
             )
         sizes.setdefault(shape[axis], []).append((place, axis))
     if len(sizes) > 1:
@@ -291,7 +290,7 @@ def size_of_axes(
             lines.append(f"  * the `axis_size` argument was {axis_size};")
         for size, arrays in sizes.items():
             shown = [
-                f"axis {axis} of args{path_of(place, treedef)}, {tree_pformat(leaves[place])}"
+                f"axis {axis} of {_path(args, place)}, {tree_pformat(leaves[place])}"
                 for place, axis in arrays[:_MAX_SHOWN]
             ]
             if len(arrays) > _MAX_SHOWN:
@@ -301,6 +300,12 @@ def size_of_axes(
         lines.append("To pass an argument unmapped, its axis in `in_axes` should be None.")
         raise ValueError("\n".join(lines))
     return next(iter(sizes), None)
+
+
+def _path(args: tuple[Any, ...], place: int) -> str:
+    # The path is read from `args`, since a node may check its children when it is unflattened.
+    path, _ = jtu.tree_leaves_with_path(args)[place]
+    return f"args{jtu.keystr(path)}"
 
 
 # --- The output of a mapped function: leaves with an axis, and leaves without ---
@@ -376,11 +381,14 @@ def take_apart(
                 f"output{path_of(place, treedef)} = {leaf!r} of type {type(leaf)} is not a valid "
                 f"JAX type, but `out_axes` stacks it along axis {axis}. Its axis should be None."
             )
-        elif axis != 0 and not -(rank := jnp.ndim(leaf) + 1) <= axis < rank:
-            raise ValueError(
-                f"`out_axes` stacks output{path_of(place, treedef)} along axis {axis}: axis {axis} "
-                f"is out of bounds for array of dimension {rank}, including the new axis."
-            )
+        elif axis != 0:
+            rank = jnp.ndim(leaf) + 1
+            if not -rank <= axis < rank:
+                raise ValueError(
+                    f"`out_axes` stacks output{path_of(place, treedef)} along axis {axis}: axis "
+                    f"{axis} is out of bounds for array of dimension {rank}, including the new "
+                    "axis."
+                )
         static.append(_array)
         stacked.append(leaf)
     return MappedOutput(treedef, axes, static), stacked, single

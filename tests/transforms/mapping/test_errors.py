@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import jax.tree_util as jtu
 import numpy as np
 import pytest
 
@@ -89,3 +90,24 @@ MISFITS = {RuntimeError: KEYWORDS, TypeError: ARGUMENTS, ValueError: AXES_AND_SI
 def test_error_names_the_axis_argument_or_option_and_its_path(error, provoke, message):
     with pytest.raises(error, match=f"(?s){message}"):
         provoke()
+
+
+@jtu.register_pytree_with_keys_class
+class Checked:
+    """A node that accepts only arrays as children."""
+
+    def __init__(self, *children):
+        assert all(isinstance(child, jax.Array) for child in children)
+        self.children = children
+
+    def tree_flatten_with_keys(self):
+        return [(jtu.SequenceKey(i), child) for i, child in enumerate(self.children)], None
+
+    @classmethod
+    def tree_unflatten(cls, _, children):
+        return cls(*children)
+
+
+def test_error_names_the_path_in_a_node_that_checks_its_children():
+    with pytest.raises(ValueError, match=r"axis 0 of args\[0\]\[1\], f32\[3\]"):
+        filter_vmap(lambda x: None)(Checked(TWO, THREE))
