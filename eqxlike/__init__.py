@@ -31,7 +31,7 @@ from ._pytree import tree_flatten_one_level as tree_flatten_one_level
 from ._pytree import tree_pformat as tree_pformat
 from ._pytree import tree_pprint as tree_pprint
 from ._pytree import tree_serialise_leaves as tree_serialise_leaves
-from ._traceback import transfers as transfers
+from ._transfers import transfers as transfers
 from ._transforms import Enumeration as Enumeration
 from ._transforms import EquinoxRuntimeError as EquinoxRuntimeError
 from ._transforms import EquinoxTracetimeError as EquinoxTracetimeError
