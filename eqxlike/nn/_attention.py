@@ -20,8 +20,8 @@ from ._dot_product_attention import (
     read_window,
 )
 from ._embedding import RotaryPositionalEmbedding
-from ._generate import KVCache
 from ._inputs import check_input, describe
+from ._kv_cache import KVCache
 from ._linear import Dropout, Linear, warn_deterministic
 from ._norm import RMSNorm
 from ._parameters import THREEFRY, Initializer, split_in_program, split_key

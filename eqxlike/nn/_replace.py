@@ -16,9 +16,9 @@ from .._pytree import is_inexact_array, listed, path_matches, tree_at, walk
 from .._transforms._flat_call import is_array_or_struct
 from ._bayesian import BayesianConv, BayesianLayer, BayesianLinear, Estimator, linear_or_conv
 from ._conv import Conv, ConvTranspose
-from ._fuse import LoRALinear
 from ._inputs import check_instance
 from ._linear import FusedLinear, Linear
+from ._lora import LoRALinear
 from ._modes import Match, node_predicate, unfreeze
 from ._parameters import Initializer, Parameter, draw
 from ._rnn import GRUCell, LSTMCell
