@@ -4,6 +4,7 @@ import collections
 import contextlib
 import functools
 import threading
+import types
 from collections.abc import Callable, Hashable, Iterator
 from typing import Any, Literal, ParamSpec, TypeVar, overload
 
@@ -91,14 +92,17 @@ def get_num_traces(fn: Any) -> int:
     """
     inner = fn
     while not isinstance(inner, _AssertMaxTraces):
-        # A `functools.partial`, a bound method, or a wrapper.
-        links = [name for name in ("func", "__func__", "__wrapped__") if hasattr(inner, name)]
-        if not links:
+        if isinstance(inner, functools.partial):
+            inner = inner.func
+        elif isinstance(inner, types.MethodType):
+            inner = inner.__func__
+        elif hasattr(inner, "__wrapped__"):
+            inner = inner.__wrapped__
+        else:
             raise ValueError(
                 f"{fn!r} does not appear to be wrapped with `eqxlike.debug.assert_max_traces`, "
                 "which counts the traces."
             )
-        inner = getattr(inner, links[0])
     return inner.tag.num_traces
 
 

@@ -102,17 +102,20 @@ def announce_transform(
     return rest.merge(_bind(arrays, announcer))
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True)
 class _Announcer:
     """The options of one call of `announce_transform`, and the transforms that have been applied.
 
-    Two objects with the same options are not equal. If they were equal, JAX would reuse the result
-    of the first call for the second call, and the second call would print nothing.
+    Objects of two calls with the same options are not equal. If they were equal, JAX would reuse
+    the result of the first call for the second call, and the second call would print nothing.
+
+    - `call`: an object that identifies the call.
     """
 
-    name: Any
-    intermediates: bool
-    announce: Callable[[str], Any]
+    name: Any = dataclasses.field(compare=False)
+    intermediates: bool = dataclasses.field(compare=False)
+    announce: Callable[[str], Any] = dataclasses.field(compare=False)
+    call: object = dataclasses.field(default_factory=object, repr=False)
     transforms: tuple[str, ...] = ()
 
     def reached(self, end: str) -> None:
@@ -213,11 +216,12 @@ def store_dce(x: PyTree, name: Hashable = None) -> PyTree:
     # This callback has an effect, so the compiler never removes it, and `jax.effects_barrier` waits
     # for the program to end.
     jax.debug.callback(entry.note_run)
-
-    def watch(leaf: Any, entry_leaf: _Leaf) -> Any:
-        return _watch_p.bind(jnp.asarray(leaf), leaf=entry_leaf) if is_array(leaf) else leaf
-
-    return jtu.tree_map(watch, x, entry.tree)
+    # A `tree_map` over both trees would fail if the metadata of a node is never equal to itself.
+    leaves, treedef = jtu.tree_flatten(x)
+    return treedef.unflatten(
+        _watch_p.bind(jnp.asarray(leaf), leaf=entry_leaf) if is_array(leaf) else leaf
+        for leaf, entry_leaf in zip(leaves, jtu.tree_leaves(entry.tree), strict=True)
+    )
 
 
 def inspect_dce(name: Hashable = None) -> None:

@@ -13,6 +13,10 @@ def square(announce):
     return lambda x: (announce(x) ** 2).sum()
 
 
+def scanned(announce):
+    return lambda x: jax.lax.scan(lambda carry, _: (announce(x), None), 0.0, None, length=2)[0]
+
+
 PROGRAMS = {
     "eager": lambda announce: announce(X),
     "jit-vmap-vmap": lambda announce: jax.jit(jax.vmap(jax.vmap(lambda x: announce(x))))(X[None]),
@@ -22,6 +26,8 @@ PROGRAMS = {
     "grad-of-some": lambda announce: jax.jit(jax.grad(lambda x: announce((x, X, 3))[0].sum()))(X),
     "vmap-jit-grad": lambda announce: jax.vmap(jax.jit(jax.grad(square(announce))))(X),
     "jit-hessian": lambda announce: jax.jit(jax.hessian(square(announce)))(X),
+    # The batch of a scan is traced twice.
+    "vmap-scan": lambda announce: jax.vmap(scanned(announce))(X),
     "key": lambda announce: announce(jax.random.key(0)),
     "no-array": lambda announce: jax.jit(lambda x: (x, announce("text"))[0])(X),
 }

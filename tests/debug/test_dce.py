@@ -76,6 +76,26 @@ def test_prints_modules_for_any_name(capsys):
     assert "f32[3]" in printed(capsys, eqxlike, None)
 
 
+@jax.tree_util.register_pytree_node_class
+class Fresh:
+    """A node whose metadata is never equal to itself."""
+
+    def __init__(self, array):
+        self.array = array
+
+    def tree_flatten(self):
+        return (self.array,), object()
+
+    @classmethod
+    def tree_unflatten(cls, _, children):
+        return cls(*children)
+
+
+def test_metadata_of_nodes_need_not_be_equal():
+    output = jax.jit(lambda x: store_dce(Fresh(x), "fresh").array)(X)
+    np.testing.assert_array_equal(output, X)
+
+
 def test_mismatched_calls_raise():
     for error, message, call in (
         (RuntimeError, "should be used inside of", lambda: store_dce(X)),

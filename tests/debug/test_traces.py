@@ -81,6 +81,23 @@ def test_count_includes_failed_calls_and_is_found_in_wrappers_and_copies():
     assert get_num_traces(wrapped) == get_num_traces(partial) == 1
 
 
+class Wrapper:
+    """A wrapper with an attribute `func` that is not the wrapped function."""
+
+    def __init__(self, wrapped):
+        self.__wrapped__ = wrapped
+
+    @property
+    def func(self):
+        return self
+
+
+def test_attribute_func_is_followed_in_a_partial_only():
+    assert get_num_traces(Wrapper(assert_max_traces(double, max_traces=1))) == 0
+    with pytest.raises(ValueError, match="does not appear to be wrapped"):
+        get_num_traces(Wrapper(double))
+
+
 class Scale(eqxlike.Module):
     factor: jax.Array
 
