@@ -1,7 +1,7 @@
 """Debugging tools: breakpoints, NaN search, dead code, retraces."""
 
-from ._nonfinite import NonFinite as NonFinite
-from ._nonfinite import Values as Values
+from ._interpreter import NonFinite as NonFinite
+from ._interpreter import Values as Values
 from ._nonfinite import find_nonfinite as find_nonfinite
 from ._traces import RetraceError as RetraceError
 from ._traces import RetraceWarning as RetraceWarning

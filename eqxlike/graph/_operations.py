@@ -10,7 +10,7 @@ from jax.extend import source_info_util
 from jax.extend.core import Literal, jaxprs_in_params
 
 from .._compat import scan_counts
-from .._programs import cost_of
+from .._flops import cost_of
 from .._traceback import frame_of_user, is_of_user_or_layer
 from ..extend import is_hashable
 

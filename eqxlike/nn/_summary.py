@@ -15,8 +15,8 @@ from jax.extend.core import Jaxpr, jaxprs_in_params
 from jax.interpreters import partial_eval
 from jaxtyping import PyTree
 
+from .._flops import cost_of
 from .._module import Module, observe_calls
-from .._programs import cost_of
 from .._pytree import flag_leaves, is_array, is_inexact_array, tree_pformat
 from .._tables import align, grouped, rich_table
 from .._transforms import filter_make_jaxpr
