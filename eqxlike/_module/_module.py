@@ -352,7 +352,9 @@ def _register(cls: Any, record: ClassRecord, fields: tuple[dataclasses.Field, ..
         (each.name, each.default) for each in fields if each.default is not dataclasses.MISSING
     )
     record.converters = tuple(
-        (each.name, each.metadata["converter"]) for each in fields if "converter" in each.metadata
+        (each.name, converter)
+        for each in fields
+        if (converter := each.metadata.get("converter")) is not None
     )
     traits = record.traits
     record.codec = generate_codec(cls, layout_of(cls), traits.complete)

@@ -3,6 +3,7 @@
 `programs/fields.py` and `programs/mistakes.py` compare their classes with Equinox.
 """
 
+import dataclasses
 import warnings
 from typing import Any
 
@@ -138,6 +139,13 @@ def make_with_init_and_post_init():
 
         def __post_init__(self):
             pass
+
+
+def test_converter_none_in_the_metadata_means_no_converter():
+    class Model(Module):
+        x: int = dataclasses.field(metadata={"converter": None})
+
+    assert Model(1).x == 1
 
 
 def test_warnings_point_to_the_line_to_change():
