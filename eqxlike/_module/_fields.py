@@ -297,11 +297,13 @@ class FrozenStorage(_Storage):
             if is_field and is_initialising:
                 return object.__setattr__(self, name, value)
             type_name = type(self).__name__
+            if is_initialising:
+                raise dataclasses.FrozenInstanceError(
+                    f"cannot assign to field {name!r}: {type_name} declares no such field. Write "
+                    f"`{name}: <type>` in the body of the class."
+                )
             raise dataclasses.FrozenInstanceError(
-                f"cannot assign to field {name!r}: {type_name} declares no such field. Write "
-                f"`{name}: <type>` in the body of the class."
-                if is_initialising
-                else f"cannot assign to field {name!r} of a {type_name}: a Module is frozen once "
+                f"cannot assign to field {name!r} of a {type_name}: a Module is frozen once "
                 f"`__init__` is done. `eqxlike.tree_at(lambda module: module.{name}, module, "
                 "value)` makes a changed copy."
             )
@@ -398,13 +400,18 @@ def layout_of(cls: type) -> Layout:
         if isinstance(found, property) and found.fset is None:
             # A read-only property overrides the field, so no value is stored for it.
             continue
-        (static if field.metadata.get("static") else dynamic).append(field.name)
+        names = static if field.metadata.get("static") else dynamic
+        names.append(field.name)
         if hasattr(type(found), "__set__"):
             # The property must not be read instead of the field: it may return something else.
             stored_or_nothing.append(field.name)
-    # Instances of most classes have no metadata, and then the codec does not look for it.
-    names = (tuple(dynamic), tuple(static), frozenset(stored_or_nothing))
-    return Layout(*names, asks_for_metadata=carries_metadata(cls))
+    return Layout(
+        tuple(dynamic),
+        tuple(static),
+        frozenset(stored_or_nothing),
+        # Instances of most classes have no metadata, and then the codec does not look for it.
+        asks_for_metadata=carries_metadata(cls),
+    )
 
 
 def generate_codec(

@@ -71,11 +71,10 @@ def module_update_wrapper(
         if not hasattr(found_in_class(cls, name), "__set__")
     }
     annotations = shown.pop(_ANNOTATIONS, None)
-    metadata = Metadata(
-        tuple((name, _hashable(shown[name])) for name in sorted(shown)),
-        None if annotations is None else tuple((n, _hashable(a)) for n, a in annotations.items()),
-    )
-    metadata.write(stored_fields(copied))
+    if annotations is not None:
+        annotations = tuple((name, _hashable(value)) for name, value in annotations.items())
+    named = tuple((name, _hashable(shown[name])) for name in sorted(shown))
+    Metadata(named, annotations).write(stored_fields(copied))
     return copied
 
 

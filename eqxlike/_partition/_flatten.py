@@ -182,8 +182,8 @@ def flatten(
             try:
                 key = NOTHING if static is None else StaticKey(static, of_node=True)
                 containers += key.containers
-                parts = (type(closed.value), make_meta, key, tuple(structures))
-                structure = make(structure_type, *parts)
+                children = tuple(structures)
+                structure = make(structure_type, type(closed.value), make_meta, key, children)
             except Exception as error:
                 message = _explain(closed.value, static, True, error, [*frames, frame])
                 raise TypeError(message) from error
