@@ -2,8 +2,8 @@
 
 The file begins with `flatten`, which walks over the tree. The functions that flatten one type of
 node by one level follow, then the code for `Row`s of many leaves, and the checking mode, which
-compares every cached partition with a new partition. The last part is `split`, for transformations
-that cache nothing between calls.
+compares every cached partition with a new partition. Then comes `split`, for transformations that
+cache nothing between calls. The last part compares the static values of two trees.
 """
 
 import contextlib
@@ -114,6 +114,7 @@ def flatten(
     candidates: list[_Candidate] = []
     containers: list[Container] = []
     frames: list[_Frame] = []
+    # The outermost node is a tuple whose only child is `tree`.
     frame = _Frame(None, _Opened(TupleNode, _no_meta, None, (tree,), lambda index: root()))
     make_unhashable = opaque_leaf if is_output else identity_leaf if by_identity else None
     # A rebuilt output must have the static objects that the function returned, not equal objects.

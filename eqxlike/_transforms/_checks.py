@@ -10,8 +10,9 @@ How a check reaches the user:
 3. On failure the callback stores its message and makes the run fail (`raise_in_callback`). When the
    caller waits for the result, JAX raises a different exception, with pages of text. This text
    contains a number that identifies the failure.
-4. With this number, the call finds the message, even if several threads fail at the same time. It
-   raises the message as `EqxlikeRuntimeError`, without JAX's long text (`claim_failure`).
+4. With this number, the call finds the message (`claim_failure`), even if several threads fail at
+   the same time. The call, in `_jit/_filter_jit.py`, raises the message as `EqxlikeRuntimeError`,
+   without JAX's long text.
 
 During tracing, a check is one primitive. Tracing a primitive is faster than tracing its
 implementation. Lowering replaces the primitive by a `cond` that calls the callback. Under

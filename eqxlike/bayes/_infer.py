@@ -1,5 +1,9 @@
 """`infer`, which fits a posterior by any method, and the loop that runs the steps.
 
+A compiled call makes many steps of all chains. Ctrl-C is delayed until the call has ended
+(`delayed_interrupt` in `_runs.py`). Then `infer` saves the run, if it has a `checkpoint`, and
+raises.
+
 To add a method, see `Method` in `_method.py`.
 """
 
@@ -217,7 +221,9 @@ def start(method: Method, problem: Problem, key: PRNGKeyArray) -> Chains:
     return Chains(0, states, jtu.tree_map(np.asarray, records))
 
 
-def _started(method: Method, problem: Problem, key: PRNGKeyArray) -> tuple[State, dict[str, Array]]:
+def _initial_chains(
+    method: Method, problem: Problem, key: PRNGKeyArray
+) -> tuple[State, dict[str, Array]]:
     """Initial states, and empty records."""
     keys = jr.split(jr.fold_in(key, 0), method.num_chains)
 
@@ -235,8 +241,8 @@ def _started(method: Method, problem: Problem, key: PRNGKeyArray) -> tuple[State
     )
 
 
-_start = filter_jit(_started)
-_start_briefly = filter_jit(_started, compiler_options=ONCE_AND_BRIEFLY)
+_start = filter_jit(_initial_chains)
+_start_briefly = filter_jit(_initial_chains, compiler_options=ONCE_AND_BRIEFLY)
 
 
 def advance(

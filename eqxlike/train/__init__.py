@@ -19,7 +19,8 @@ Modules for the loop of eqxlike, `fit`:
 
 Files:
 
-- `_checkpoints`: saves and restores states. `_orbax`: reads and writes checkpoints with Orbax.
+- `_checkpoints`: saves and restores states. `_orbax`: the files of a checkpoint, which Orbax reads
+  and writes, and their checksums, which show damage.
 - `_safetensors`: import and export of weights. `_stored`: the arrays in safetensors files.
 
 `_checks` checks arguments, and converts batches to arrays.

@@ -3,6 +3,8 @@
 One or many steps per call are compiled as functions of the state's arrays. A call with a
 `TrainState` would flatten the state and build a new state each time. Between two calls nobody needs
 the `TrainState`, so its arrays are passed from one call to the next as a list.
+
+The file begins with these lists and with the compiled functions. `Run` follows them.
 """
 
 import collections
@@ -92,6 +94,9 @@ def flatten_state(state: Any) -> tuple[Leaves, StateStructure]:
 
 class StateChanged(TypeError):
     """Raised if a step returns a state that differs from the old state in more than its arrays."""
+
+
+# --- One or many steps, compiled as a function of these arrays ---
 
 
 # Cached, so that the next run with the same step reuses the compiled program.
@@ -383,7 +388,7 @@ class Run(Generic[Model]):
         self.checkpoint = folder
         self.call_hook("on_checkpoint")
 
-    # --- methods that only the loop calls ---
+    # --- Methods that only `fit` calls ---
 
     def call_hook(self, hook: str) -> None:
         """Calls a hook of every callback."""

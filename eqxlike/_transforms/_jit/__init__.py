@@ -5,7 +5,8 @@ call):
 
 - `_filter_jit`: the public function, the callable that it returns, its errors and its dispatcher.
 - `_dispatch`: the slow path of a call, from its arguments to `jax.jit` and back.
-- `_fast_path`: the generated function that later calls try first.
+- `_fast_path`: the generated function that later calls try first. It also has two parts of a
+  compiled function: the arrays in static arguments, and JAX's warnings about donation.
 - `_arguments`: a callable as a function and its bound arguments; the order of arguments.
 - `_traces`, `_differences`: records of traces, and explanations of retraces.
 - `_measured`: traces and times for reports.

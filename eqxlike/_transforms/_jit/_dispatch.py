@@ -74,6 +74,7 @@ different static values in turn needs several fast paths.
 
 _Table = OrderedDict[Hashable, "CompiledFunction"]
 _OF_CLOSURE = "__eqxlike_compiled__"
+"""The name in the `__dict__` of a short-lived function that holds its tables."""
 
 
 class Dispatcher:
@@ -230,6 +231,7 @@ class Dispatcher:
 
 
 def _reference(function: Callable[..., Any]) -> Callable[[], Any]:
+    """A function that returns `function`, and holds it weakly if possible."""
     try:
         return weakref.ref(function)
     except TypeError:
@@ -256,7 +258,7 @@ def _forget_all_fast_paths() -> None:
 when_switched_on(_forget_all_fast_paths)
 
 
-# --- From the compiled function to what JAX compiles ---
+# --- A compiled function: the function that JAX traces, its first trace, and its calls ---
 
 
 class _Tracing(threading.local):

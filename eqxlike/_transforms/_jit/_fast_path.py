@@ -16,6 +16,9 @@ generated function is in essence:
         result = jitted(*x3.arrays, x2)     # JAX's C++ dispatch
         if type(result) is tuple and type(result[0]) in array_types: return rebuild(result)
         return finish(result)
+
+The two classes that follow belong to a `CompiledFunction`: `WatchedArrays` warns if an array in a
+static argument was replaced, and `DonationWarnings` hides JAX's warnings during a trace.
 """
 
 import contextlib

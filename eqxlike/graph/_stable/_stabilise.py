@@ -1,6 +1,8 @@
 """`unstable` finds formulas that lose digits, and `stabilise` rewrites them.
 
-`RULES` lists the formulas that lose digits, for which inputs, and their replacements.
+`RULES` lists the formulas that lose digits, for which inputs, and their replacements. The
+first functions are two short rules about dtypes; the other rules are in `_arithmetic`,
+`_logarithms` and `_zeros`.
 """
 
 import dataclasses
