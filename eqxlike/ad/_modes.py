@@ -358,7 +358,7 @@ def _by_enzyme(function: OfArrays, arrays: Arrays) -> Callable[[Arrays], Any]:
 
 def num_directions(arrays: Sequence[Array]) -> int:
     """The number of real numbers in `arrays`. A complex number counts as two."""
-    return sum(math.prod(each.shape) * (1 + jnp.iscomplexobj(each)) for each in arrays)
+    return sum(math.prod(each.shape) * (2 if jnp.iscomplexobj(each) else 1) for each in arrays)
 
 
 def is_one_block(arrays: Sequence[Array], chunk: int | None) -> bool:

@@ -157,9 +157,18 @@ def trace_body(
     arrays = [index for index, leaf in enumerate(jtu.tree_leaves(init)) if is_array_like(leaf)]
     is_buffer = tuple(index in buffer_indices for index in arrays)
     is_outer_buffer = tuple(index in buffer_indices and index in outer for index in arrays)
-    steps = step, reading_step
-    are_buffers = is_buffer, is_outer_buffer
-    return Body(consts, len(consts), *steps, carry, spec, y_spec, *are_buffers, outer)
+    return Body(
+        consts=consts,
+        num_own_consts=len(consts),
+        step=step,
+        reading_step=reading_step,
+        carry=carry,
+        spec=spec,
+        y_spec=y_spec,
+        is_buffer=is_buffer,
+        is_outer_buffer=is_outer_buffer,
+        outer=outer,
+    )
 
 
 def _find_buffers(init: PyTree, buffers: Buffers | None) -> set[int]:
@@ -349,9 +358,11 @@ def _step_of(closed: ClosedJaxpr, start: int, num_carry: int, axes: frozenset[An
 def _with_consts_from(start: int, closed: ClosedJaxpr) -> Callable[..., list[Array]]:
     """A function of the consts of the loop and of the inputs of the jaxpr."""
     jaxpr, end = closed.jaxpr, start + len(closed.consts)
-    return lambda consts, *inputs: jaxpr_as_fun(ClosedJaxpr(jaxpr, list(consts[start:end])))(
-        *inputs
-    )
+
+    def function(consts: Arrays, *inputs: Any) -> list[Array]:
+        return jaxpr_as_fun(ClosedJaxpr(jaxpr, list(consts[start:end])))(*inputs)
+
+    return function
 
 
 def trace_condition(

@@ -324,7 +324,8 @@ class _SecondDerivative:
         """The cotangent of `x` in `G'(x, directions)^T (ct_outputs_dot, c)`."""
         operands, last, ct_outputs = self._unpack(residuals)
         nonzero = self.nonzero
-        dots = consts_dot, carry_dot, xs_dot = nonzero.split(directions)
+        dots = nonzero.split(directions)
+        consts_dot, carry_dot, xs_dot = dots
         last_dot = carry_dot
         if any(self.scan.is_written_once):
             last_dot = _push_forward(self.scan, operands, nonzero, directions)

@@ -311,7 +311,6 @@ def _run_while(
             "kind='checkpointed' or kind='bounded', and `max_steps`, the largest number of steps. "
             "The default, kind='lax', supports only forward mode.",
         )
-
     operands = body.clear_written(operands, lambda operands: run_while(loop, operands))
     return counted_while(loop, operands)
 
@@ -381,7 +380,6 @@ def _run_scan(
     operands = Operands(body.consts, body.carry, xs)
     if kind == "lax":
         return run(loop, operands)
-
     return counted_scan(loop, body.clear_written(operands, lambda each: run(loop, each)[0]))
 
 

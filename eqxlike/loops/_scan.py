@@ -363,9 +363,12 @@ class Nonzero:
 
     def fill(self, parts: Any, consts: Arrays, carry: Arrays, x: Arrays) -> Parts:
         """The operands of a step, with `parts` in place of the nonzero operands."""
-        flags = self.consts, self.carry, self.xs
-        consts, carry, x = map(fill, parts, (consts, carry, x), flags)
-        return consts, carry, x
+        some_consts, some_carry, some_x = parts
+        return (
+            fill(some_consts, consts, self.consts),
+            fill(some_carry, carry, self.carry),
+            fill(some_x, x, self.xs),
+        )
 
 
 def find_nonzero(scan: Scan, operands: Operands, nonzero: Nonzero) -> Nonzero:

@@ -170,13 +170,12 @@ def _step_back_batch(reversal: Reversal, size: int, is_batched: Any, *args: Any)
     # gets the arrays of an active member, and zero cotangents. For masked arrays, the step itself
     # does this.
     example = jnp.argmax(are_active)
+
+    def of_active(array: Array, has_batch: Any, stays: bool) -> Array:
+        return where_active(array, array[example]) if has_batch and not stays else array
+
     stay = [[False] * len(consts), list(scan.is_masked), [False] * len(x)]
-    consts, carry, x = jax.tree.map(
-        lambda array, has_batch, stays: (
-            where_active(array, array[example]) if has_batch and not stays else array
-        ),
-        *([consts, carry, x], are_batched, stay),
-    )
+    consts, carry, x = jax.tree.map(of_active, [consts, carry, x], are_batched, stay)
     parts = nonzero.select(consts, carry, x)
     are_mapped = (
         [not shared for shared in reversal.is_shared],
@@ -185,7 +184,9 @@ def _step_back_batch(reversal: Reversal, size: int, is_batched: Any, *args: Any)
     had_batches = nonzero.select(*are_batched)
     parts = jax.tree.map(
         lambda array, had_batch, is_mapped: spread(array, had_batch or not is_mapped),
-        *(parts, had_batches, are_mapped),
+        parts,
+        had_batches,
+        are_mapped,
     )
 
     def of_batch(*parts: Any) -> Any:
