@@ -2,7 +2,7 @@
 
 The metaclass `ModuleMeta` comes first: its `__new__` makes a class, and its `__call__` makes an
 instance. The helpers of `__new__` and then of `__call__` follow, then `Module` itself, bound
-methods and other wrappers.
+methods and other wrappers, and pickling.
 
 In short, for a class `Affine` with a field `scale` and a static field `axis`, `__new__` does this:
 
@@ -219,45 +219,6 @@ class ModuleMeta(abc.ABCMeta):
 
 
 # --- How a class is made ---
-
-
-def _by_public_name(cls: type) -> Any:
-    """The `__reduce__` of a Module class.
-
-    A class of this package is pickled by its public name, so that pickles stay valid if the class
-    moves to another file.
-    """
-    home, is_private, _ = cls.__module__.partition("._")
-    is_ours = bool(is_private) and home.partition(".")[0] == _PACKAGE
-    if is_ours and vars(sys.modules[home]).get(cls.__qualname__) is cls:
-        return pkgutil.resolve_name, (f"{home}:{cls.__qualname__}",)
-    wrapper = cls.__qualname__.lstrip("_")
-    if vars(ModuleMeta.eqxlike_wrappers).get(wrapper) is cls:
-        return pkgutil.resolve_name, (f"{_PACKAGE}:Module.eqxlike_wrappers.{wrapper}",)
-    return cls.__qualname__
-
-
-copyreg.pickle(ModuleMeta, _by_public_name)  # pyright: ignore[reportArgumentType]
-
-
-def _by_name(function: Any) -> Any:
-    """The `__reduce__` of functions such as `jax.nn.relu`, which a model may hold as activations.
-
-    The functions are copied and pickled by name, like plain functions. JAX's own `__reduce__`
-    returns the wrapped function. Pickle refuses this function, because the name of the function
-    refers to the wrapper.
-    """
-    name = getattr(function, "__name__", "")
-    for home in (jax.nn, jnp, jax.lax):
-        if vars(home).get(name) is function:
-            return pkgutil.resolve_name, (f"{home.__name__}:{name}",)
-    if _found_by_name(function) is function:
-        return pkgutil.resolve_name, (f"{function.__module__}:{function.__qualname__}",)
-    return function.__reduce_ex__(pickle.DEFAULT_PROTOCOL)
-
-
-copyreg.pickle(jax.custom_jvp, _by_name)
-copyreg.pickle(PjitFunction, _by_name)
 
 
 def _store_methods(cls: Any, own: dict[str, Any]) -> None:
@@ -555,18 +516,6 @@ class Wrapper(Module, _traits=Traits(is_layer=False)):
         return super().__reduce_ex__(protocol)
 
 
-def _found_by_name(described: Any) -> Any:
-    """The object that has the `__module__` and `__qualname__` of `described`, or `None`.
-
-    The result is `None` for the module `__main__`, which is another module in another process.
-    """
-    module = getattr(described, "__module__", None)
-    found = None if module == "__main__" else sys.modules.get(module or "")
-    for name in getattr(described, "__qualname__", "").split("."):
-        found = getattr(found, name, None)
-    return found
-
-
 class BoundMethod(Wrapper):
     """A method bound to a Module, such as `module.method`: a pytree with the instance as its child.
 
@@ -627,3 +576,57 @@ def _bind_static(function: Any, instance: Any) -> Any:
         # `unflatten` is faster than a call of the class: it skips the checks of the metaclass.
         return BoundMethod._eqxlike_class.codec.unflatten((function,), (instance,))
     return types.MethodType(function, instance)
+
+
+# --- Pickling of classes, functions and wrappers by name ---
+
+
+def _by_public_name(cls: type) -> Any:
+    """The `__reduce__` of a Module class.
+
+    A class of this package is pickled by its public name, so that pickles stay valid if the class
+    moves to another file.
+    """
+    home, is_private, _ = cls.__module__.partition("._")
+    is_ours = bool(is_private) and home.partition(".")[0] == _PACKAGE
+    if is_ours and vars(sys.modules[home]).get(cls.__qualname__) is cls:
+        return pkgutil.resolve_name, (f"{home}:{cls.__qualname__}",)
+    wrapper = cls.__qualname__.lstrip("_")
+    if vars(ModuleMeta.eqxlike_wrappers).get(wrapper) is cls:
+        return pkgutil.resolve_name, (f"{_PACKAGE}:Module.eqxlike_wrappers.{wrapper}",)
+    return cls.__qualname__
+
+
+copyreg.pickle(ModuleMeta, _by_public_name)  # pyright: ignore[reportArgumentType]
+
+
+def _by_name(function: Any) -> Any:
+    """The `__reduce__` of functions such as `jax.nn.relu`, which a model may hold as activations.
+
+    The functions are copied and pickled by name, like plain functions. JAX's own `__reduce__`
+    returns the wrapped function. Pickle refuses this function, because the name of the function
+    refers to the wrapper.
+    """
+    name = getattr(function, "__name__", "")
+    for home in (jax.nn, jnp, jax.lax):
+        if vars(home).get(name) is function:
+            return pkgutil.resolve_name, (f"{home.__name__}:{name}",)
+    if _found_by_name(function) is function:
+        return pkgutil.resolve_name, (f"{function.__module__}:{function.__qualname__}",)
+    return function.__reduce_ex__(pickle.DEFAULT_PROTOCOL)
+
+
+copyreg.pickle(jax.custom_jvp, _by_name)
+copyreg.pickle(PjitFunction, _by_name)
+
+
+def _found_by_name(described: Any) -> Any:
+    """The object that has the `__module__` and `__qualname__` of `described`, or `None`.
+
+    The result is `None` for the module `__main__`, which is another module in another process.
+    """
+    module = getattr(described, "__module__", None)
+    found = None if module == "__main__" else sys.modules.get(module or "")
+    for name in getattr(described, "__qualname__", "").split("."):
+        found = getattr(found, name, None)
+    return found

@@ -524,6 +524,8 @@ def _slots(base: type) -> list[str]:
 
 # --- Generated code that checks whether a value has the key of a static value ---
 #
+# Functions named `_require_...` write one condition: the guard misses if the condition is false.
+#
 # A guard is the code that checks if the value in an argument may replace the static value of a
 # trace. For most types, the guard compares the two values directly. For all other types, the guard
 # computes the key of the argument's value again.
@@ -552,34 +554,34 @@ def write_static_guard(writer: Any, name: str, value: Any, *, of_node: bool) -> 
     if value is None or value is True or value is False:
         writer.miss_if(f"{name} is not {value!r}")
     elif cls in _COMPARED:
-        _is_of_type(writer, name, cls)
+        _require_type(writer, name, cls)
         writer.miss_if(f"{name} != {writer.constant(value)}")
     elif cls is float:
-        _is_of_type(writer, name, float)
-        _is_same_float(writer, name, value)
+        _require_type(writer, name, float)
+        _require_float(writer, name, value)
     elif cls is tuple and len(value) <= _MAX_UNPACKED and _has_key(value, of_node):
-        _is_of_type(writer, name, tuple)
+        _require_type(writer, name, tuple)
         for part, each in zip(writer.unpack(name, len(value)), value, strict=True):
             write_static_guard(writer, part, each, of_node=of_node)
     elif is_by_identity(value) or not _has_key(value, of_node):
         writer.miss_if(f"{name} is not {writer.constant(value)}")
     elif cls is types.MethodType:
         # Each access to a method makes a new object, so methods are compared by their parts.
-        _is_of_type(writer, name, types.MethodType)
+        _require_type(writer, name, types.MethodType)
         write_static_guard(writer, writer.assign(f"{name}.__func__"), value.__func__, of_node=False)
         write_static_guard(writer, writer.assign(f"{name}.__self__"), value.__self__, of_node=False)
     elif StaticKey(value, of_node=of_node).is_immutable:
         differs = f"{writer.constant(_key)}({name}) != {writer.constant(_key(value))}"
         writer.miss_if(f"{name} is not {writer.constant(value)} and {differs}")
     else:
-        _is_unchanged(writer, name, value)
+        _require_unchanged(writer, name, value)
 
 
-def _is_of_type(writer: Any, name: str, cls: type) -> None:
+def _require_type(writer: Any, name: str, cls: type) -> None:
     writer.miss_if(f"type({name}) is not {writer.constant(cls)}")
 
 
-def _is_same_float(writer: Any, name: str, value: float) -> None:
+def _require_float(writer: Any, name: str, value: float) -> None:
     if math.isnan(value):
         writer.miss_if(f"{name} == {name}")
     else:
@@ -589,7 +591,7 @@ def _is_same_float(writer: Any, name: str, value: float) -> None:
         writer.miss_if(f"{writer.constant(math.copysign)}(1.0, {name}) != {sign}")
 
 
-def _is_unchanged(writer: Any, name: str, value: Any) -> None:
+def _require_unchanged(writer: Any, name: str, value: Any) -> None:
     """Writes the guard of a `value` that may change in place.
 
     The object in the variable `name` must have the key that `value` had at the trace. If this
@@ -597,36 +599,36 @@ def _is_unchanged(writer: Any, name: str, value: Any) -> None:
     `value`.
     """
     same = writer.constant(value)
-    _is_of_type(writer, name, type(value))
+    _require_type(writer, name, type(value))
     fields = fields_compared(value)
     if type(value) is functools.partial and _stays_but_for_keywords(value):
         with writer.block(f"if {name} is not {same}:"):
-            _has_key_of(writer, name, value)
-            _has_key_of(writer, same, value)
-        _has_keywords(writer, name, value)
+            _require_key(writer, name, value)
+            _require_key(writer, same, value)
+        _require_keywords(writer, name, value)
     elif not is_hashable(value) and StaticKey(value, of_node=True).is_fixed:
         with writer.block(f"if {name} is not {same}:"):
-            _has_key_of(writer, name, value)
+            _require_key(writer, name, value)
     elif is_hashable(value) and fields is not None and all(hasattr(value, each) for each in fields):
-        _has_fields(writer, name, value, fields)
+        _require_fields(writer, name, value, fields)
         with writer.block(f"if {name} is not {same}:"):
-            _has_fields(writer, same, value, fields)
+            _require_fields(writer, same, value, fields)
     elif is_hashable(value) and is_by_own_equality(value):
-        _has_hash(writer, name, value)
+        _require_hash(writer, name, value)
         with writer.block(f"if {name} is not {same}:"):
             writer.miss_if(f"not ({name} == {same})")
-            _has_hash(writer, same, value)
+            _require_hash(writer, same, value)
     else:
-        _has_key_of(writer, name, value)
+        _require_key(writer, name, value)
         with writer.block(f"if {name} is not {same}:"):
-            _has_key_of(writer, same, value)
+            _require_key(writer, same, value)
 
 
-def _has_key_of(writer: Any, name: str, value: Any) -> None:
+def _require_key(writer: Any, name: str, value: Any) -> None:
     writer.miss_if(f"{writer.constant(_key)}({name}) != {writer.constant(_key(value))}")
 
 
-def _has_keywords(writer: Any, name: str, value: functools.partial) -> None:
+def _require_keywords(writer: Any, name: str, value: functools.partial) -> None:
     keywords = writer.assign(f"{name}.keywords")
     writer.miss_if(f"{name}.__dict__ or len({keywords}) != {len(value.keywords)}")
     for key, each in value.keywords.items():
@@ -637,7 +639,7 @@ def _has_keywords(writer: Any, name: str, value: functools.partial) -> None:
             write_static_guard(writer, keyword, each, of_node=False)
 
 
-def _has_fields(writer: Any, name: str, value: Any, fields: list[str]) -> None:
+def _require_fields(writer: Any, name: str, value: Any, fields: list[str]) -> None:
     for field in fields:
         each, part = getattr(value, field), writer.assign(f"{name}.{field}")
         if is_hashable(each):
@@ -647,7 +649,7 @@ def _has_fields(writer: Any, name: str, value: Any, fields: list[str]) -> None:
             writer.miss_if(f"{writer.constant(_key_by_elements)}({part}) != {key}")
 
 
-def _has_hash(writer: Any, name: str, value: Any) -> None:
+def _require_hash(writer: Any, name: str, value: Any) -> None:
     numbers = f"{writer.constant(types_of_numbers)}({name})"
     writer.miss_if(f"hash({name}) != {hash(value)}")
     writer.miss_if(f"{numbers} != {writer.constant(types_of_numbers(value))}")

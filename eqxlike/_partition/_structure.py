@@ -39,7 +39,7 @@ as_tuple = tuple.__getitem__
 
 flatten_one_level = jtu.default_registry.flatten_one_level
 
-MIN_RUN = 16
+_MIN_RUN = 16
 """If fewer than this many children have the same Structure, code without a loop is faster."""
 
 
@@ -133,7 +133,7 @@ class Structure:
         self.has_row = len(children) == 1 and children[0].is_row
         self.has_run = (
             self.takes_sequence
-            and len(children) >= MIN_RUN
+            and len(children) >= _MIN_RUN
             and not children[0].is_leaf
             and children.count(children[0]) == len(children)
         )
@@ -487,6 +487,10 @@ class Row(Structure):
 
     is_row = True
 
+    def __init__(self, node_type: type, meta: "RowLeaves", *parts: Any):
+        super().__init__(node_type, meta, *parts)
+        self.num_arrays = len(meta.array_places)
+
     def write_build(self, writer: RebuildWriter, parts: list[str]) -> str:
         meta = self.meta
         if not meta.array_places:
@@ -521,10 +525,6 @@ class Row(Structure):
             writer.take_all(arrays, self.num_arrays)
         return ()
 
-    def __init__(self, node_type: type, meta: "RowLeaves", *parts: Any):
-        super().__init__(node_type, meta, *parts)
-        self.num_arrays = len(meta.array_places)
-
 
 def _getter(places: tuple[int, ...]) -> Callable[[Any], tuple[Any, ...]]:
     if len(places) == 1:
@@ -541,40 +541,6 @@ class RowLeaves(NamedTuple):
 
 
 # --- The table of Structures ---
-
-
-class _Interned(weakref.ref[Structure]):
-    """A weak reference to a Structure in the table. It equals only the key of this Structure."""
-
-    __slots__ = ("hash", "key")
-
-    key: Hashable
-    hash: int
-
-    def __hash__(self) -> int:
-        return self.hash
-
-    def __eq__(self, other: object) -> bool:
-        return other is self.key
-
-
-def _forget(interned: _Interned) -> None:
-    # Garbage collection may call this function at any moment. A `WeakValueDictionary` would call
-    # the `__eq__` of users' objects here, and an `__eq__` may call JAX. If this happens while
-    # jaxlib 0.10.2 takes a traceback (Python 3.11), jaxlib releases code objects twice, and the
-    # process crashes later.
-    _table.pop(interned, None)
-
-
-def _find(key: Hashable) -> Structure | None:
-    interned = _table.get(key)
-    return None if interned is None else interned()
-
-
-_table: dict[Hashable, _Interned] = {}
-# Reentrant: while a thread holds the lock, garbage collection may run code in this thread that
-# takes the lock again.
-_lock = threading.RLock()
 
 
 def intern(
@@ -627,6 +593,40 @@ def make_private(*parts: *Parts) -> Structure:
 def num_interned() -> int:
     """The number of Structures that are alive."""
     return len(_table)
+
+
+class _Interned(weakref.ref[Structure]):
+    """A weak reference to a Structure in the table. It equals only the key of this Structure."""
+
+    __slots__ = ("hash", "key")
+
+    key: Hashable
+    hash: int
+
+    def __hash__(self) -> int:
+        return self.hash
+
+    def __eq__(self, other: object) -> bool:
+        return other is self.key
+
+
+def _forget(interned: _Interned) -> None:
+    # Garbage collection may call this function at any moment. A `WeakValueDictionary` would call
+    # the `__eq__` of users' objects here, and an `__eq__` may call JAX. If this happens while
+    # jaxlib 0.10.2 takes a traceback (Python 3.11), jaxlib releases code objects twice, and the
+    # process crashes later.
+    _table.pop(interned, None)
+
+
+def _find(key: Hashable) -> Structure | None:
+    interned = _table.get(key)
+    return None if interned is None else interned()
+
+
+_table: dict[Hashable, _Interned] = {}
+# Reentrant: while a thread holds the lock, garbage collection may run code in this thread that
+# takes the lock again.
+_lock = threading.RLock()
 
 
 # --- Leaves ---

@@ -311,7 +311,8 @@ def _path(args: tuple[Any, ...], place: int) -> str:
 # --- The output of a mapped function: leaves with an axis, and leaves without ---
 
 
-_array = object()
+_REMOVED = object()
+"""Replaces each array in `MappedOutput.static`."""
 
 
 class MappedOutput(NamedTuple):
@@ -322,7 +323,7 @@ class MappedOutput(NamedTuple):
     that the user asked for.
 
     - `axes`: the axis of each leaf.
-    - `static`: each leaf, with `_array` in place of each array.
+    - `static`: each leaf, with `_REMOVED` in place of each array.
     """
 
     treedef: Any
@@ -334,7 +335,7 @@ class MappedOutput(NamedTuple):
         next_stacked, next_single = iter(stacked), iter(single)
         leaves = []
         for leaf, axis in zip(self.static, self.axes, strict=True):
-            if leaf is _array:
+            if leaf is _REMOVED:
                 array = next(next_single if axis is None else next_stacked)
                 leaf = jnp.moveaxis(array, 0, axis) if axis else array
             leaves.append(leaf)
@@ -345,7 +346,7 @@ class MappedOutput(NamedTuple):
         return [
             f"output{path_of(place, self.treedef)}"
             for place, (leaf, axis) in enumerate(zip(self.static, self.axes, strict=True))
-            if leaf is _array and axis is None
+            if leaf is _REMOVED and axis is None
         ]
 
 
@@ -365,7 +366,7 @@ def take_apart(
     for place, (leaf, axis) in enumerate(zip(leaves, axes, strict=True)):
         if axis is None:
             is_single = is_array_or_traced_reference(leaf)
-            static.append(_array if is_single else leaf)
+            static.append(_REMOVED if is_single else leaf)
             if is_single:
                 single.append(leaf)
             continue
@@ -389,6 +390,6 @@ def take_apart(
                     f"{axis} is out of bounds for array of dimension {rank}, including the new "
                     "axis."
                 )
-        static.append(_array)
+        static.append(_REMOVED)
         stacked.append(leaf)
     return MappedOutput(treedef, axes, static), stacked, single

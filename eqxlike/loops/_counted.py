@@ -407,7 +407,7 @@ def _check_linear(loop: While, operands: Operands, flags: Sequence[bool]) -> Non
     def step(*parts: Arrays) -> list[Array]:
         consts, carry, _ = nonzero.fill(parts, operands.consts, operands.carry, [])
         start = jnp.asarray(0), jnp.asarray(True), carry
-        _, goes_on, new = _step(loop, Operands(consts, carry, []), *start)
+        _, goes_on, new = _run_step(loop, Operands(consts, carry, []), *start)
         # Check that the condition does not depend on the flagged operands. The outputs of `step`
         # depend on the condition, so the transpose fails if the condition depends on these
         # operands.
@@ -426,10 +426,12 @@ def _check_linear(loop: While, operands: Operands, flags: Sequence[bool]) -> Non
 def run_while(loop: While, operands: Operands) -> list[Array]:
     """Runs the loop without saving carries. A batch runs until its longest member has ended."""
     start = jnp.asarray(0), _is_first_active(loop, operands), list(operands.carry)
-    return jax.lax.while_loop(_is_any_active, lambda state: _step(loop, operands, *state), start)[2]
+    return jax.lax.while_loop(
+        _is_any_active, lambda state: _run_step(loop, operands, *state), start
+    )[2]
 
 
-def _step(
+def _run_step(
     loop: While, operands: Operands, number: Array, is_active: Array, carry: list[Array]
 ) -> tuple[Array, Array, list[Array]]:
     new, _ = loop.scan.step(operands.consts, carry, [], is_active)
@@ -489,7 +491,7 @@ def _run_and_save(loop: While, operands: Operands) -> SavedWhile:
     def step(state: Any) -> Any:
         number, is_active, count, carry = state
         count = count + is_active.astype(count.dtype)
-        number, is_active, carry = _step(loop, operands, number, is_active, carry)
+        number, is_active, carry = _run_step(loop, operands, number, is_active, carry)
         return number, is_active, count, carry
 
     if scan.has_few_checkpoints:

@@ -161,11 +161,12 @@ class FusedLinear(Module):
                     f"FusedLinear takes nn.Linear layers; layers[{index}] is a "
                     f"{type(layer).__name__}."
                 )
-            if _describe(layer) != _describe(layers[0]):
+            first, other = _shared_properties(layers[0]), _shared_properties(layer)
+            if first != other:
                 raise ValueError(
-                    f"FusedLinear: layers[0] has {_describe(layers[0])}, and layers[{index}] "
-                    f"has {_describe(layer)}. Fused layers need the same input size, dtype and "
-                    "leading axes, and either all or none have a bias."
+                    f"FusedLinear: layers[0] has {first}, and layers[{index}] has {other}. Fused "
+                    "layers need the same input size, dtype and leading axes, and either all or "
+                    "none have a bias."
                 )
             if not isinstance(layer.in_features, int) or not isinstance(layer.out_features, int):
                 raise ValueError(
@@ -225,7 +226,7 @@ class FusedLinear(Module):
         return new
 
 
-def _describe(layer: Linear) -> str:
+def _shared_properties(layer: Linear) -> str:
     """The properties that fused layers must share."""
     bias, axes = "a bias" if layer.use_bias else "no bias", layer.weight.shape[:-2]
     stacked = f", leading axes {axes}" if axes else ""
@@ -248,29 +249,6 @@ class Identity(Module):
 
 
 # --- Dropout ---
-
-
-def warn_deterministic(layer_name: str, deterministic: bool) -> bool:
-    """Warns that `deterministic` is deprecated, and returns its value for use as `inference`."""
-    warnings.warn(
-        f"{layer_name}'s `deterministic=` is deprecated: use `inference=`.",
-        DeprecationWarning,
-        stacklevel=stacklevel_of_user(),
-    )
-    return deterministic
-
-
-def _check_probability(p: Any) -> None:
-    is_floating = is_array(p) and jnp.issubdtype(p.dtype, jnp.floating)
-    is_number = isinstance(p, (int, float)) and not isinstance(p, bool)
-    if not (is_floating or is_number):
-        raise TypeError(
-            "Dropout expects a probability p in [0, 1], as a number or a floating-point array; got "
-            f"{p!r}, of type {type(p).__name__}."
-        )
-    # A JAX array is not checked, because it may be traced or on another device.
-    if isinstance(p, (int, float, np.floating)) and not 0 <= p <= 1:
-        raise ValueError(f"Dropout expects a probability p in [0, 1], got {p!r}.")
 
 
 class Dropout(Module):
@@ -355,3 +333,26 @@ class Dropout(Module):
         if not is_number and jnp.issubdtype(jnp.result_type(x), jnp.inexact):
             keep = jnp.asarray(keep, jnp.result_type(x))
         return jnp.where(mask, x / keep, 0)
+
+
+def warn_deterministic(layer_name: str, deterministic: bool) -> bool:
+    """Warns that `deterministic` is deprecated, and returns its value for use as `inference`."""
+    warnings.warn(
+        f"{layer_name}'s `deterministic=` is deprecated: use `inference=`.",
+        DeprecationWarning,
+        stacklevel=stacklevel_of_user(),
+    )
+    return deterministic
+
+
+def _check_probability(p: Any) -> None:
+    is_floating = is_array(p) and jnp.issubdtype(p.dtype, jnp.floating)
+    is_number = isinstance(p, (int, float)) and not isinstance(p, bool)
+    if not (is_floating or is_number):
+        raise TypeError(
+            "Dropout expects a probability p in [0, 1], as a number or a floating-point array; got "
+            f"{p!r}, of type {type(p).__name__}."
+        )
+    # A JAX array is not checked, because it may be traced or on another device.
+    if isinstance(p, (int, float, np.floating)) and not 0 <= p <= 1:
+        raise ValueError(f"Dropout expects a probability p in [0, 1], got {p!r}.")

@@ -289,6 +289,7 @@ def _unhalted(state: TrainState[Model]) -> TrainState[Model]:
 
 
 CHOICE = 16
+"""With `"auto"`, a call has this number of steps, or one."""
 CALLS = {1: 20, CHOICE: 3}
 """Maps the number of steps per call to the number of calls that are timed after compilation."""
 
@@ -355,45 +356,6 @@ class _CallSize:
 
 
 # --- The steps after which logs, evaluations and callbacks are due ---
-
-
-class _OnLog(Callback):
-    """A callback that calls the function that the user passed to `fit` as `on_log`."""
-
-    def __init__(self, function: Callable[[int, float], None]) -> None:
-        self.function = function
-
-    def on_log(self, run: Run) -> None:
-        self.function(run.steps, run.loss)
-
-
-def _checked_callbacks(
-    callbacks: Sequence[Callback], on_log: Callable[[int, float], None] | None
-) -> tuple[Callback, ...]:
-    """Checks the callbacks. Converts `on_log` to a callback and appends it.
-
-    **Raises:** `TypeError` if a callback is not a `Callback`, or if `on_log` is not callable.
-    `ValueError` if the attribute `every` of a callback is not a positive integer.
-    """
-    if isinstance(callbacks, Callback):
-        raise TypeError(f"fit expected a list of callbacks, got {callbacks!r}: put it in a list.")
-    if on_log is not None:
-        check_callable(on_log, "on_log(step, loss)", "fit")
-    for index, callback in enumerate(callbacks):
-        if not isinstance(callback, Callback):
-            raise TypeError(
-                f"fit expected a train.Callback at callbacks[{index}], got {callback!r}"
-                f"{hint_to_call(callback)}."
-            )
-        if callback.every is not None:
-            whole_number(callback.every, f"callbacks[{index}].every")
-        elif type(callback).on_step is not Callback.on_step:
-            warnings.warn(
-                f"callbacks[{index}] has an `on_step` that is never called: set its attribute "
-                "`every` to the number of steps between two calls.",
-                stacklevel=stacklevel_of_user(),
-            )
-    return (*callbacks, *([] if on_log is None else [_OnLog(on_log)]))
 
 
 class _Schedule:
@@ -476,3 +438,45 @@ def _as_numbers(metrics: Any) -> dict[str, float]:
                 f"{tree_pformat(value)}."
             ) from error
     return numbers
+
+
+# --- The callbacks that the user passed ---
+
+
+class _OnLog(Callback):
+    """A callback that calls the function that the user passed to `fit` as `on_log`."""
+
+    def __init__(self, function: Callable[[int, float], None]) -> None:
+        self.function = function
+
+    def on_log(self, run: Run) -> None:
+        self.function(run.steps, run.loss)
+
+
+def _checked_callbacks(
+    callbacks: Sequence[Callback], on_log: Callable[[int, float], None] | None
+) -> tuple[Callback, ...]:
+    """Checks the callbacks. Converts `on_log` to a callback and appends it.
+
+    **Raises:** `TypeError` if a callback is not a `Callback`, or if `on_log` is not callable.
+    `ValueError` if the attribute `every` of a callback is not a positive integer.
+    """
+    if isinstance(callbacks, Callback):
+        raise TypeError(f"fit expected a list of callbacks, got {callbacks!r}: put it in a list.")
+    if on_log is not None:
+        check_callable(on_log, "on_log(step, loss)", "fit")
+    for index, callback in enumerate(callbacks):
+        if not isinstance(callback, Callback):
+            raise TypeError(
+                f"fit expected a train.Callback at callbacks[{index}], got {callback!r}"
+                f"{hint_to_call(callback)}."
+            )
+        if callback.every is not None:
+            whole_number(callback.every, f"callbacks[{index}].every")
+        elif type(callback).on_step is not Callback.on_step:
+            warnings.warn(
+                f"callbacks[{index}] has an `on_step` that is never called: set its attribute "
+                "`every` to the number of steps between two calls.",
+                stacklevel=stacklevel_of_user(),
+            )
+    return (*callbacks, *([] if on_log is None else [_OnLog(on_log)]))

@@ -88,32 +88,6 @@ class _GradFunction(TransformedFunction):
         return (gradient, aux) if self._has_aux else gradient
 
 
-def _name_of(returns_value: bool) -> str:
-    return "filter_value_and_grad" if returns_value else "filter_grad"
-
-
-def _make(
-    fun: Any, has_aux: bool, returns_value: bool, mode: Any, gradkwargs: dict[str, Any]
-) -> Any:
-    if "argnums" in gradkwargs:
-        raise ValueError(
-            "`argnums` should not be passed. If you need to differentiate multiple objects then "
-            "collect them into a tuple and pass that as the first argument."
-        )
-    transform = _name_of(returns_value)
-    if mode is not None:
-        check_mode(mode, transform)
-        # Without a mode, JAX itself checks `gradkwargs`, when the function is called.
-        if unknown := gradkwargs.keys() - GradOptions.__annotations__.keys():
-            raise TypeError(f"`{transform}` got an unexpected keyword argument {min(unknown)!r}.")
-    if fun is MISSING:
-        return functools.partial(
-            _make, has_aux=has_aux, returns_value=returns_value, mode=mode, gradkwargs=gradkwargs
-        )
-    check_callable(fun, transform)
-    return _GradFunction(fun, has_aux, returns_value, mode, tuple(sorted(gradkwargs.items())))
-
-
 @overload
 def filter_value_and_grad(
     *, has_aux: Literal[False] = False, **gradkwargs: Unpack[GradOptions]
@@ -244,6 +218,32 @@ def filter_grad(
         6.0
     """
     return _make(fun, has_aux, False, mode, gradkwargs)
+
+
+def _name_of(returns_value: bool) -> str:
+    return "filter_value_and_grad" if returns_value else "filter_grad"
+
+
+def _make(
+    fun: Any, has_aux: bool, returns_value: bool, mode: Any, gradkwargs: dict[str, Any]
+) -> Any:
+    if "argnums" in gradkwargs:
+        raise ValueError(
+            "`argnums` should not be passed. If you need to differentiate multiple objects then "
+            "collect them into a tuple and pass that as the first argument."
+        )
+    transform = _name_of(returns_value)
+    if mode is not None:
+        check_mode(mode, transform)
+        # Without a mode, JAX itself checks `gradkwargs`, when the function is called.
+        if unknown := gradkwargs.keys() - GradOptions.__annotations__.keys():
+            raise TypeError(f"`{transform}` got an unexpected keyword argument {min(unknown)!r}.")
+    if fun is MISSING:
+        return functools.partial(
+            _make, has_aux=has_aux, returns_value=returns_value, mode=mode, gradkwargs=gradkwargs
+        )
+    check_callable(fun, transform)
+    return _GradFunction(fun, has_aux, returns_value, mode, tuple(sorted(gradkwargs.items())))
 
 
 # --- Jacobians and Hessians for the floating-point arrays of the first argument ---
