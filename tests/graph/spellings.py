@@ -224,6 +224,8 @@ DIFFERENCES = (
     lambda x: x**2 - x[::-1] ** 2,
     lambda x: x**2 - 2 * x * x[::-1] + x[::-1] ** 2,
     lambda x: x * x + 2 * x * x[0] + x[0] * x[0],
+    lambda x: 0.5 * x * x - x * x[::-1] + 0.5 * x[::-1] * x[::-1],
+    lambda x: x**2.0 - 2 * x * x[::-1] + (-x[::-1]) ** 2,
     lambda x: x**2 - 3 * x + 2.25,
     lambda x: distances(pairs(x), pairs(x)[::-1]),
 )

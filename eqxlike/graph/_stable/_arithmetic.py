@@ -117,8 +117,15 @@ def difference_of_squares(step: Step) -> Rewrite | None:
 
 SQUARES: Table = (
     (lambda a, b: lax.square(a) - lax.square(b), lambda a, b: (a - b) * (a + b)),
-    (lambda a, b: lax.square(a) - 2 * a * b + lax.square(b), lambda a, b: jnp.square(a - b)),
-    (lambda a, b: lax.square(a) + 2 * a * b + lax.square(b), lambda a, b: jnp.square(a + b)),
+    # The power matches every product with the factor a², such as 0.5 * a * a.
+    (
+        lambda a, b: lax.integer_pow(a, 2) - 2 * a * b + lax.integer_pow(b, 2),
+        lambda a, b: jnp.square(a - b),
+    ),
+    (
+        lambda a, b: lax.integer_pow(a, 2) + 2 * a * b + lax.integer_pow(b, 2),
+        lambda a, b: jnp.square(a + b),
+    ),
 )
 
 
@@ -369,9 +376,8 @@ def _softmax(value: Value, above: Parts, below: Part) -> Rewrite | None:
     total, shape = summed_exponential(below), value.shape
     if total is None or total.inner != shape:
         return None
-    if [i for i in below.axes if i >= 0] != [
-        i for i in range(len(shape)) if i not in total.reduced
-    ]:
+    kept = [i for i in range(len(shape)) if i not in total.reduced]
+    if [i for i in below.axes if i >= 0] != kept:
         return None
     top = exponential_of(above)
     if _alike(top) != _alike(total.term) or keys_of(top.weights) != keys_of(total.term.weights):
