@@ -21,18 +21,15 @@ from .._libraries import check_kind
 from .._method import Draws, Problem, Record, Step
 from .._posterior import Unknowns
 from ._curvature import (
-    AroundMode,
     Normal,
-    Part,
     dense_normal,
     diagonal_curvature,
     kronecker_curvature,
     kronecker_size,
     outputs_and_covariance,
-    parts_of,
-    positive_root,
 )
 from ._descent import Descent, Optimised
+from ._gauss_newton import AroundMode, Part, parts_of, positive_root
 from ._laplace_choices import (
     MAX_BYTES,
     MAX_FULL,
@@ -206,7 +203,7 @@ class Laplace(Descent):
         sizes = {
             structure: _num_stored(structure, self._parts(problem, structure))
             for structure in _NORMALS
-            if structure in (chosen, "full", "kronecker", "diagonal")
+            if structure == chosen or structure != "last_layer"
         }
         item = jnp.dtype(problem.dtype).itemsize
         if sizes[chosen] * item <= MAX_BYTES:

@@ -17,22 +17,17 @@ from .._distributions import _name as pattern_name
 from .._libraries import distributions, is_distribution
 from .._method import Problem
 from ._curvature import (
-    SMALL,
-    AroundMode,
     Normal,
-    Part,
     RotatedNormal,
     dense_curvature,
     diagonal_curvature,
     kronecker_curvature,
     kronecker_size,
     outputs_and_covariance,
-    parts_of,
     positive,
     positive_cholesky,
-    positive_root,
-    prior_diagonal,
 )
+from ._gauss_newton import SMALL, AroundMode, Part, parts_of, positive_root, prior_diagonal
 
 MAX_BYTES = 4 * 2**30
 """Memory limit of a curvature, in bytes."""

@@ -17,7 +17,7 @@ from eqxlike import ad, bayes, nn
 from eqxlike.bayes._fitted import fitted_from
 from eqxlike.bayes._libraries import as_libraries_compute
 from eqxlike.bayes._method import Chains
-from eqxlike.bayes._methods import _curvature, _laplace_choices
+from eqxlike.bayes._methods import _gauss_newton, _laplace_choices
 from eqxlike.bayes._methods._curvature import positive_cholesky
 from eqxlike.bayes._methods._descent import Optimised, climb
 from eqxlike.bayes._methods._laplace_choices import untuned
@@ -237,7 +237,7 @@ def test_draws_and_predictions_have_the_same_covariance(structure):
 
 def test_curvature_does_not_depend_on_blocks_or_the_mode_of_differentiation(monkeypatch):
     expected = covariance_of(classes().found.normal, 21)
-    monkeypatch.setattr(_curvature, "_BLOCK_BYTES", 5000)  # blocks of some of the ten examples
+    monkeypatch.setattr(_gauss_newton, "_BLOCK_BYTES", 5000)  # blocks of some of the ten examples
     again = around(classes_target(), ad.Forward())
     np.testing.assert_allclose(covariance_of(again.found.normal, 21), expected, atol=1e-12)
 
@@ -413,7 +413,7 @@ def test_width_is_1_if_the_model_is_correct():
 def test_many_outputs_use_cholesky_factors(monkeypatch):
     method = {"structure": "kronecker", "width": None}
     expected = around(classes_target(), **method), jr.key(2)
-    for module in (_curvature, _laplace_choices):
+    for module in (_gauss_newton, _laplace_choices):
         monkeypatch.setattr(module, "SMALL", 2)
     found = around(classes_target(), **method), jr.key(2)
     for name in ("normal", "log_evidence", "width"):
