@@ -66,17 +66,18 @@ def tables(report: Any) -> list[Table]:
     if report.sides:
         header = ("Layer", "Operations", "With gradient", "FLOPs", "With gradient")
         header = (*header, "Backward pass", "Bytes stored")
-        costs = operator.attrgetter(
-            *("operations", "gradient_operations", "flops", "gradient_flops"),
-            *("backward_flops", "stored_bytes"),
-        )
-        sides = ((side.name or "(all)", *map(grouped, costs(side))) for side in report.sides)
+        sides = ((side.name or "(all)", *map(grouped, _SIDE(side))) for side in report.sides)
         found.append(("Function and gradient", header, tuple(sides)))
     if report.unstable:
         header = ("Layer", "Formula", "Source", "Fails", "Write")
         fields = operator.attrgetter("layer", "name", "source", "fails", "instead")
         found.append(("Loses digits", header, tuple(map(fields, report.unstable))))
     return found
+
+
+_SIDE = operator.attrgetter(
+    "operations", "gradient_operations", "flops", "gradient_flops", "backward_flops", "stored_bytes"
+)
 
 
 def _cells(row: Row) -> tuple[str, ...]:
@@ -96,7 +97,8 @@ def lines(report: Any) -> list[str]:
     fusions = ", ".join(f"{count} {kind}" for kind, count in compiled.fusions.items())
     intensity = "-" if report.intensity is None else f"{report.intensity:.2f}"
     constants = [
-        f"{each.type} of {each.num_bytes:,} bytes{' read at ' * bool(each.source)}{each.source}"
+        f"{each.type} of {each.num_bytes:,} bytes"
+        + (f" read at {each.source}" if each.source else "")
         for each in report.constants
     ]
     found = [

@@ -1,4 +1,4 @@
-"""Markov chains: MCLMC with gradients of all data, SGLD and SGHMC with minibatch gradients."""
+"""Markov chains: MCLMC and HMC with gradients of all data, SGLD and SGHMC with minibatches."""
 
 import abc
 from typing import Any, NamedTuple

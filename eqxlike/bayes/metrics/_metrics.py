@@ -1,4 +1,4 @@
-"""Proper scores of any prediction, and metrics of numeric predictions."""
+"""Metrics: proper scores of any prediction, and metrics of numbers, classes and calibration."""
 
 import functools
 from typing import Any, Literal, NamedTuple

@@ -1,4 +1,4 @@
-"""Plots of calibration: reliability diagrams, coverage of intervals, and simulated ranks."""
+"""Plots of predictions over an input, and of calibration: bins, intervals and ranks."""
 
 from collections.abc import Sequence
 from typing import Any

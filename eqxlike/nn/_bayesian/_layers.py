@@ -1,4 +1,4 @@
-"""Bayesian linear layers, convolutions and MLPs, with Gaussian posterior and prior."""
+"""Bayesian linear layers, convolutions and MLPs, and their conversion to means and scales."""
 
 import functools
 import itertools
