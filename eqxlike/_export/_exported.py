@@ -108,13 +108,14 @@ class Exported:
 
         If the program has no gradient, differentiating the function raises an error.
         """
-        call = self._read_as.call
+        name, call = self.name, self._read_as.call
         if self.vjp_order:
             return call
 
+        # JAX's caches keep `refuse` alive, so it does not close over `self`.
         def refuse(*_: Any) -> Any:
             raise ValueError(
-                f"{self.name} was exported without gradients: export it again with `vjp_order=1`."
+                f"{name} was exported without gradients: export it again with `vjp_order=1`."
             )
 
         with_rule = jax.custom_vjp(call)

@@ -5,6 +5,7 @@ import concurrent.futures
 import copy
 import functools
 import pickle
+import weakref
 
 import jax
 import jax.export
@@ -31,6 +32,17 @@ def test_warm_call_compares_nothing_again(monkeypatch):
         monkeypatch.delattr(f"eqxlike._export._exported.{name}")
     other = jax.tree.map(lambda leaf: 1 * leaf if eqx.is_array(leaf) else leaf, model)
     np.testing.assert_array_equal(exported.call(other, x), expected)
+
+
+@pytest.mark.parametrize("vjp_order", [0, 1])
+@pytest.mark.parametrize("is_called", [False, True])
+def test_program_is_freed_without_garbage_collection(vjp_order, is_called):
+    exported = eqx.export(_linear, X, vjp_order=vjp_order)
+    if is_called:
+        exported.call(X)
+    reference = weakref.ref(exported)
+    del exported
+    assert reference() is None
 
 
 def test_copied_and_pickled_programs_compute_the_same():
