@@ -351,6 +351,9 @@ def _open_module(value: Module) -> _Opened:
     return _Opened(ModuleNode, lambda: statics, static, children, lambda i: f".{names[i]}")
 
 
+# --- Which leaves are arrays ---
+
+
 def is_array_of_jax(value: Any) -> bool:
     """Returns `True` if `value` is a JAX array, a tracer, a traced reference or a NumPy scalar.
 

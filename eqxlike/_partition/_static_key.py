@@ -378,6 +378,9 @@ _ELEMENTS: dict[type, Callable[[Any], Iterable[Any]]] = {
 subclass.
 """
 
+# --- How a value is compared ---
+
+
 _DISTINGUISHED_BY: dict[type, Callable[[Any], Hashable]] = {
     np.generic: lambda scalar: (str(scalar.dtype), _bits(scalar)),
     float: lambda number: _bits(np.float64(number)),
@@ -397,7 +400,6 @@ _DISTINGUISHED_BY: dict[type, Callable[[Any], Hashable]] = {
 """For each type, a function that returns all data by which two values of this type can differ. The
 function also applies to subclasses, because they inherit `==`.
 """
-
 
 _ADDRESS = re.compile("0x[0-9a-f]+")
 

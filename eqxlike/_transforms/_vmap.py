@@ -145,7 +145,8 @@ def filter_vmap(
       returned. Arrays that `fun` itself holds are not mapped.
     - `in_axes`: a prefix of the tuple of arguments, or a dictionary from parameter names to
       prefixes of the arguments. Each leaf of a prefix is an axis, or `None` for "not mapped", or a
-      function that takes a leaf of the argument and returns an axis or `None`. By default
+      function that takes a leaf of the argument and returns an axis or `None`. A Module in a prefix
+      has axes as its leaves, but a callable Module counts as a function. By default
       `if_array(0)`: axis 0 of each array is mapped, and other leaves are not.
     - `out_axes`: a prefix of the output, with leaves as in `in_axes`; by default `if_array(0)`.
       Outputs with an axis are stacked along this axis. A Python number with an axis becomes an

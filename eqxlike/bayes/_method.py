@@ -326,7 +326,7 @@ class Method(Module):
         """
         return None
 
-    # --- optional ---
+    # --- The networks of the draws, and diagnostics ---
 
     def noise(self, num: int, key: PRNGKeyArray) -> Any:
         """Random values that `num` networks use besides their unknowns, such as dropout masks.

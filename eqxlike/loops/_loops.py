@@ -252,7 +252,7 @@ def scan(
     return body.unflatten(carry), body.y_spec.unflatten(ys)
 
 
-# --- Checks of the arguments, and the calls of the loops on lists of arrays ---
+# --- Checks of the arguments ---
 
 
 def _check_callable(loop: str, name: str, function: Any) -> None:
@@ -287,13 +287,69 @@ def _checked_limits(
     return max_steps, checkpoints
 
 
+def _dtype_of(lower: Any, upper: Any) -> Any:
+    """The dtype of the index if the bounds are not known at trace time.
+
+    **Raises:** `TypeError` unless both bounds are integers of the same dtype, or one is a Python
+    integer.
+    """
+    bounds = {"lower": lower, "upper": upper}
+    for name, bound in bounds.items():
+        dtype = jnp.result_type(bound) if is_array_like(bound) else jnp.bool_
+        if not jnp.issubdtype(dtype, jnp.integer) or jnp.shape(bound) != ():
+            raise TypeError(
+                f"fori_loop expected an integer of shape () for `{name}`, got "
+                f"{describe_node(bound)}."
+            )
+    strong = [jnp.result_type(each) for each in bounds.values() if not jax.typeof(each).weak_type]
+    if len(set(strong)) > 1:
+        raise TypeError(
+            f"fori_loop expected `lower` and `upper` of the same dtype, got {strong[0]} and "
+            f"{strong[1]}."
+        )
+    return strong[0] if strong else None
+
+
+def _length_of(xs: PyTree, length: int | None) -> int:
+    """The number of steps. Raises `ValueError` if it is unknown, or if two lengths differ."""
+    lengths = {}
+    for path, leaf in jtu.tree_leaves_with_path(xs):
+        if not is_array_like(leaf):
+            continue
+        name = f"xs{jtu.keystr(path)}"
+        if jnp.ndim(leaf) == 0:
+            raise ValueError(f"scan iterates over the rows of arrays, but {name} has shape ().")
+        lengths[name] = leaf.shape[0]
+    if length is not None:
+        lengths["length"] = whole_number(length, "length", 0)
+    if not lengths:
+        raise ValueError("scan needs `length` if `xs` has no arrays.")
+    if len(set(lengths.values())) > 1:
+        listed = ", ".join(f"{name} has {number}" for name, number in lengths.items())
+        raise ValueError(f"scan expected one number of steps, got several: {listed}.")
+    return next(iter(lengths.values()))
+
+
+def _pair(returned: Any) -> tuple[Any, Any]:
+    if not isinstance(returned, tuple) or len(returned) != 2:
+        raise TypeError(
+            f"f must return a pair `(next_carry, output)`: it returned {describe_node(returned)}."
+        )
+    return returned
+
+
+# --- Loops on lists of arrays, with the traced body ---
+
+
 def _run_while(
     name: str, body: Body, condition: Condition, kind: str, limits: tuple[int | None, int | None]
 ) -> list[Array]:
     """Runs a loop with this traced body and condition, and returns the last carry.
 
     `levels_for` in `_scan.py` decides how many carries reverse mode saves, and `_run_and_save` in
-    `_counted.py` allocates these carries. The derivative itself is in `_counted.py`.
+    `_counted.py` allocates these carries. The derivative itself is in `_counted.py`. If there are
+    fewer `checkpoints` than `levels_for` needs, `revolve` in `_step.py` saves the carries instead,
+    during the backward pass.
 
     **Arguments:**
 
@@ -336,29 +392,6 @@ def _scan_of(body: Body, length: int, kind: str, checkpoints: int | None) -> Sca
         reading_step=body.reading_step,
         checkpoints=checkpoints,
     )
-
-
-def _dtype_of(lower: Any, upper: Any) -> Any:
-    """The dtype of the index if the bounds are not known at trace time.
-
-    **Raises:** `TypeError` unless both bounds are integers of the same dtype, or one is a Python
-    integer.
-    """
-    bounds = {"lower": lower, "upper": upper}
-    for name, bound in bounds.items():
-        dtype = jnp.result_type(bound) if is_array_like(bound) else jnp.bool_
-        if not jnp.issubdtype(dtype, jnp.integer) or jnp.shape(bound) != ():
-            raise TypeError(
-                f"fori_loop expected an integer of shape () for `{name}`, got "
-                f"{describe_node(bound)}."
-            )
-    strong = [jnp.result_type(each) for each in bounds.values() if not jax.typeof(each).weak_type]
-    if len(set(strong)) > 1:
-        raise TypeError(
-            f"fori_loop expected `lower` and `upper` of the same dtype, got {strong[0]} and "
-            f"{strong[1]}."
-        )
-    return strong[0] if strong else None
 
 
 def _run_scan(
@@ -406,31 +439,3 @@ def _numbered(body: Body, first: Array, end: Array) -> Body:
         is_buffer=(False, *body.is_buffer),
         is_outer_buffer=(False, *body.is_outer_buffer),
     )
-
-
-def _length_of(xs: PyTree, length: int | None) -> int:
-    """The number of steps. Raises `ValueError` if it is unknown, or if two lengths differ."""
-    lengths = {}
-    for path, leaf in jtu.tree_leaves_with_path(xs):
-        if not is_array_like(leaf):
-            continue
-        name = f"xs{jtu.keystr(path)}"
-        if jnp.ndim(leaf) == 0:
-            raise ValueError(f"scan iterates over the rows of arrays, but {name} has shape ().")
-        lengths[name] = leaf.shape[0]
-    if length is not None:
-        lengths["length"] = whole_number(length, "length", 0)
-    if not lengths:
-        raise ValueError("scan needs `length` if `xs` has no arrays.")
-    if len(set(lengths.values())) > 1:
-        listed = ", ".join(f"{name} has {number}" for name, number in lengths.items())
-        raise ValueError(f"scan expected one number of steps, got several: {listed}.")
-    return next(iter(lengths.values()))
-
-
-def _pair(returned: Any) -> tuple[Any, Any]:
-    if not isinstance(returned, tuple) or len(returned) != 2:
-        raise TypeError(
-            f"f must return a pair `(next_carry, output)`: it returned {describe_node(returned)}."
-        )
-    return returned

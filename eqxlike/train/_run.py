@@ -243,8 +243,8 @@ def read_returned(returned: Any) -> tuple[TrainState, Any, Aux]:
 
 
 def _leaves_of(state: Any, before: Any, state_structure: StateStructure) -> Leaves:
-    leaves, own = flatten_state(state)
-    if own != state_structure:
+    leaves, structure = flatten_state(state)
+    if structure != state_structure:
         difference = find_static_difference(before, state)
         explained = "" if difference is None else difference.explain("the state", "the next one")
         raise StateChanged(
@@ -409,7 +409,7 @@ class Run(Generic[Model]):
         else:
             if is_first and (paths := paths_without_numbers(batches.first, "batch")):
                 raise TypeError(f"fit expected batches of numbers; got {listed(paths)}.")
-            leaves = self._opened()
+            leaves = self._take_leaves()
             call = self._call(step, steps_per_call)
             try:
                 self._leaves, losses, were_refused, aux = call(leaves, batches)
@@ -443,7 +443,7 @@ class Run(Generic[Model]):
         self.steps += batches.count
         return losses
 
-    def _opened(self) -> Leaves:
+    def _take_leaves(self) -> Leaves:
         """Returns the arrays of the state, and drops the state. `self.state` builds the state
         again.
         """
