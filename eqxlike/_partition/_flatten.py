@@ -247,7 +247,7 @@ _Candidate = tuple[Module, slice, slice, Structure]
 """A Module, the range of its arrays, the range of its containers, and its Structure."""
 
 
-class _OfOwnContainers(NamedTuple):
+class _WithOwnContainers(NamedTuple):
     """Replaces the Structure in a cached partition if the Module has its own static containers.
 
     These containers are equal to the containers in the interned Structure, but are other objects.
@@ -262,8 +262,8 @@ def _unless_changed(cached: Any) -> Any:
     if cached is None or cached is Initialising:
         return cached
     if (snapshot := cached.structure.snapshot) is not None:
-        others = cached.structure.interned.snapshot
-        if not (snapshot.is_current() and (others is snapshot or others.is_current())):
+        interned = cached.structure.interned.snapshot
+        if not (snapshot.is_current() and (interned is snapshot or interned.is_current())):
             return None
     return cached
 
@@ -274,7 +274,7 @@ def _cache(candidates: list[_Candidate], arrays: list[Any], containers: list[Con
         if concrete_array_types.issuperset(map(type, dynamic)):
             snapshot = snapshot_of(containers[container_range])
             if structure.snapshot is not snapshot:
-                structure = _OfOwnContainers(structure.interned, snapshot)
+                structure = _WithOwnContainers(structure.interned, snapshot)
             set_cached(module, CachedPartition(dynamic, structure))
 
 

@@ -217,12 +217,12 @@ class PriorByPath(Prior):
                     f"earlier pattern matches. The parameters are {', '.join(leaves)}."
                 )
             if hyper := prior.hyperpriors(own):
-                found[_name(which, place)] = dict(hyper)
+                found[pattern_name(which, place)] = dict(hyper)
         return found
 
     def of_leaf(self, path: str, leaf: jax.ShapeDtypeStruct, hyper: Mapping[str, Any]) -> Any:
         place = self._place(path, leaf, {path: leaf})
-        own = hyper.get(_name(self.which[place], place), {})
+        own = hyper.get(pattern_name(self.which[place], place), {})
         return self.priors[place].of_leaf(path, leaf, own)
 
     def _place(self, path: str, leaf: jax.ShapeDtypeStruct, leaves: Leaves) -> int:
@@ -267,7 +267,7 @@ def prior_by_path(priors: Mapping[Which, Any] | Sequence[tuple[Which, Any]]) -> 
     return PriorByPath(tuple(which), tuple(map(as_prior, own)))
 
 
-def _name(which: Which, place: int) -> str:
+def pattern_name(which: Which, place: int) -> str:
     return which if isinstance(which, str) else f"{getattr(which, '__name__', 'pattern')} {place}"
 
 

@@ -509,6 +509,8 @@ class BatchNorm(StatefulLayer):
     def _statistics(self, x: Array, state: State, inference: bool) -> tuple[Statistics, State]:
         """Returns the mean and variance to normalise with, and the new state."""
         averages, progress = self._indices
+        # In mode "ema", `seen` is a flag that is true before the first update. Otherwise it is
+        # the number of updates, or `_SET_BY_USER`.
         running, seen = state.get(averages), state.get(progress)
         is_ema = self.mode == "ema"
         if inference:

@@ -35,6 +35,7 @@ from ._products import varying_like
 
 Arrays = list[Array]
 OfArrays = Callable[[Arrays], tuple[Any, Arrays]]
+"""A function of the differentiated arrays. It returns a value and the arrays of an `aux`."""
 
 
 class DifferentiationMode(Protocol):

@@ -12,8 +12,14 @@ from jax.scipy.linalg import cho_solve
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from ... import tree_at
-from .._distributions import IndependentPrior, NormalPrior, Prior, PriorByPath, PriorOfLayers
-from .._distributions import _name as pattern_name
+from .._distributions import (
+    IndependentPrior,
+    NormalPrior,
+    Prior,
+    PriorByPath,
+    PriorOfLayers,
+    pattern_name,
+)
 from .._libraries import distributions, is_distribution
 from .._method import Problem
 from ._curvature import (
