@@ -6,8 +6,8 @@ The files, in the order in which to read them. docs/design.md gives an overview.
   `split`, for transformations that cache nothing between calls.
 - `_structure`: `Structure`, its subclass for each type of node, such as a tuple or a Module, and
   the table that makes Structures unique.
-- `_writers`: classes that write generated code: code that rebuilds a tree, and code that checks a
-  tree in a warm call.
+- `_writers`: generated code that rebuilds a tree, and generated code that checks a tree in a warm
+  call.
 - `_static_key`: keys that decide if two static values may share a trace, and generated code that
   compares them.
 - `_described`: descriptions of trees as text, made from Structures, for messages and files.
@@ -45,6 +45,6 @@ from ._structure import ARRAY as ARRAY
 from ._structure import Row as Row
 from ._structure import StaticLeaf as StaticLeaf
 from ._structure import Structure as Structure
-from ._structure import concrete_array_types as concrete_array_types
 from ._structure import num_interned as num_interned
 from ._writers import GuardWriter as GuardWriter
+from ._writers import concrete_array_types as concrete_array_types

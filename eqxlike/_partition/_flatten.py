@@ -53,15 +53,13 @@ from ._structure import (
     RowLeaves,
     Structure,
     TupleNode,
-    as_tuple,
-    concrete_array_types,
-    flatten_one_level,
     identity_leaf,
     intern,
     make_private,
     opaque_leaf,
     static_leaf,
 )
+from ._writers import as_tuple, concrete_array_types, flatten_one_level
 
 _MAX_DEPTH = 20_000
 """Maximum depth of a tree. A deeper tree, or a cycle, raises `RecursionError`. The walk itself is

@@ -6,38 +6,18 @@ down to arrays and static leaves. There is a subclass of `Structure` for each ty
 """
 
 import itertools
-import operator
 import threading
 import types
 import weakref
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
-import jax
 import jax.tree_util as jtu
-import numpy as np
 
-from .._module import (
-    METADATA_KEY,
-    BoundMethod,
-    CachedPartition,
-    can_stay_lazy,
-    carries_metadata,
-    get_cached,
-    set_cached,
-    stored_fields,
-)
+from .._module import BoundMethod, CachedPartition, can_stay_lazy, set_cached, stored_fields
 from .._traceback import compile_function, tuple_of
-from ._static_key import Snapshot, StaticKey, plain_key, snapshot_of, write_static_guard
-from ._writers import GuardWriter, RebuildWriter
-
-concrete_array_types: set[type] = {np.ndarray, jax.Ref}
-"""Instances of these types are arrays and not tracers. A type is added when it is first seen."""
-
-as_tuple = tuple.__getitem__
-"""Called with a slice, returns the elements that JAX sees, even if a class overrides `__iter__`."""
-
-flatten_one_level = jtu.default_registry.flatten_one_level
+from . import _writers as writers
+from ._static_key import Snapshot, StaticKey, snapshot_of
 
 _MIN_RUN = 16
 """If fewer than this many children have the same Structure, code without a loop is faster."""
@@ -103,6 +83,12 @@ class Structure:
     can_stay_lazy: bool = False
     """Whether a Module of this Structure can be lazy: built without its fields."""
 
+    write_build: Callable[["Structure", writers.RebuildWriter, list[str]], str]
+    """Writes the code that builds a node of this type."""
+
+    write_guard: Callable[["Structure", writers.GuardWriter, str], Sequence[str]]
+    """Writes the guard that checks if a value is a node with this Structure."""
+
     def __init__(
         self,
         node_type: type,
@@ -161,24 +147,8 @@ class Structure:
         """
         rebuild = self.generated.get(cache)
         if rebuild is None:
-            rebuild = self.generated[cache] = RebuildWriter(cache).write(self)
+            rebuild = self.generated[cache] = writers.RebuildWriter(cache).write(self)
         return rebuild
-
-    def write_build(self, writer: RebuildWriter, parts: list[str]) -> str:
-        """Writes the lines that build the node, and returns the expression for the node.
-
-        `parts` has an expression for each child, or a single expression for the sequence of all
-        children.
-        """
-        raise NotImplementedError
-
-    def write_guard(self, writer: GuardWriter, name: str) -> Sequence[str]:
-        """Writes the lines that check if the variable `name` holds a node with this Structure.
-
-        The lines do not check the children. Returns the name of a variable for each child, or a
-        single name for the sequence of all children.
-        """
-        raise NotImplementedError
 
 
 # --- The types of node ---
@@ -190,18 +160,8 @@ class ArrayLeaf(Structure):
     __slots__ = ()
 
     is_leaf = True
-
-    def write_build(self, writer: RebuildWriter, parts: list[str]) -> str:
-        writer.num_arrays += 1
-        return f"arrays[{writer.num_arrays - 1}]"
-
-    def write_guard(self, writer: GuardWriter, name: str) -> Sequence[str]:
-        example, known = writer.take(name), writer.constant(concrete_array_types)
-        unknown = f"type({name}) not in {known}"
-        if example is not None:
-            unknown = f"type({name}) is not {writer.constant(type(example))} and {unknown}"
-        writer.miss_if(unknown)
-        return ()
+    write_build = writers.build_array
+    write_guard = writers.guard_array
 
 
 class StaticLeaf(Structure):
@@ -210,13 +170,8 @@ class StaticLeaf(Structure):
     __slots__ = ()
 
     is_leaf = True
-
-    def write_build(self, writer: RebuildWriter, parts: list[str]) -> str:
-        return writer.constant(self.meta)
-
-    def write_guard(self, writer: GuardWriter, name: str) -> Sequence[str]:
-        write_static_guard(writer, name, self.meta, of_node=False)
-        return ()
+    write_build = writers.build_static_leaf
+    write_guard = writers.guard_static_leaf
 
 
 class TupleNode(Structure):
@@ -225,15 +180,8 @@ class TupleNode(Structure):
     __slots__ = ()
 
     takes_sequence = True
-
-    def write_build(self, writer: RebuildWriter, parts: list[str]) -> str:
-        return writer.assign(f"tuple({parts[0]})" if self.has_sequence else tuple_of(parts))
-
-    def write_guard(self, writer: GuardWriter, name: str) -> Sequence[str]:
-        writer.miss_if(f"type({name}) is not {writer.constant(self.node_type)}")
-        if self.has_sequence:
-            return [name]
-        return writer.unpack(name, len(self.children))
+    write_build = writers.build_tuple
+    write_guard = writers.guard_sequence
 
 
 class ListNode(Structure):
@@ -248,10 +196,8 @@ class ListNode(Structure):
 
     is_immutable = False
     takes_sequence = True
-    write_guard = TupleNode.write_guard
-
-    def write_build(self, writer: RebuildWriter, parts: list[str]) -> str:
-        return writer.assign(f"[*{parts[0]}]" if self.has_sequence else f"[{', '.join(parts)}]")
+    write_build = writers.build_list
+    write_guard = writers.guard_sequence
 
 
 class NamedTupleNode(Structure):
@@ -259,19 +205,8 @@ class NamedTupleNode(Structure):
 
     __slots__ = ()
 
-    def write_build(self, writer: RebuildWriter, parts: list[str]) -> str:
-        cls, name = self.node_type, writer.constant(self.node_type)
-        generated = {f"namedtuple_{base.__name__}" for base in cls.__mro__}
-        if getattr(cls.__new__, "__module__", "") in generated and cls.__init__ is object.__init__:
-            # No code of the user runs when JAX calls the class.
-            return writer.assign(f"new_tuple({name}, {tuple_of(parts)})")
-        return writer.assign(f"{name}({', '.join(parts)})")
-
-    def write_guard(self, writer: GuardWriter, name: str) -> Sequence[str]:
-        writer.miss_if(f"type({name}) is not {writer.constant(self.node_type)}")
-        if self.node_type.__iter__ is not tuple.__iter__:
-            name = f"{writer.constant(as_tuple)}({name}, {writer.constant(slice(None))})"
-        return writer.unpack(name, len(self.children))
+    write_build = writers.build_named_tuple
+    write_guard = writers.guard_named_tuple
 
 
 class DictNode(Structure):
@@ -281,39 +216,8 @@ class DictNode(Structure):
 
     is_immutable = False
     takes_sequence = True
-
-    def write_build(self, writer: RebuildWriter, parts: list[str]) -> str:
-        keys = self.meta.keys
-        if self.has_sequence:
-            return writer.assign(f"dict(zip({writer.constant(keys)}, {parts[0]}))")
-        items = (f"{writer.constant(key)}: {part}" for key, part in zip(keys, parts, strict=True))
-        return writer.assign(f"{{{', '.join(items)}}}")
-
-    def write_guard(self, writer: GuardWriter, name: str) -> Sequence[str]:
-        writer.miss_if(f"type({name}) is not dict")
-        keys = self.meta.keys
-        if all(type(key) is str for key in keys):
-            # The names of the keys need no check: the lines below raise an error if a key is
-            # missing.
-            differ = f"{{*map(type, {name})}} != {writer.constant({str})}"
-        else:
-            key = writer.constant(self.static.key)
-            differ = f"not {writer.constant(_have_key)}({name}, {key})"
-        if self.has_sequence:
-            writer.miss_if(f"len({name}) != {len(keys)} or {differ}")
-            return [writer.assign(f"{writer.constant(operator.itemgetter(*keys))}({name})")]
-        found = writer.unpack(name, len(keys))
-        if keys:
-            # The guard compares the keys by identity first: usually they are the same objects as
-            # in the first dict, in the same order.
-            pairs = zip(found, map(writer.constant, self.meta.as_inserted), strict=True)
-            writer.miss_if(f"({' or '.join(f'{x} is not {c}' for x, c in pairs)}) and {differ}")
-        return [writer.assign(f"{name}[{writer.constant(key)}]") for key in keys]
-
-
-def _have_key(value: dict[Any, Any], key: Any) -> bool:
-    """Whether the sorted keys of a dict have this `StaticKey.key`, which also compares types."""
-    return StaticKey(tuple(sorted(value))).key == key
+    write_build = writers.build_dict
+    write_guard = writers.guard_dict
 
 
 class DictKeys(NamedTuple):
@@ -330,19 +234,8 @@ class ForeignNode(Structure):
 
     is_immutable = False
     takes_sequence = True
-
-    def write_build(self, writer: RebuildWriter, parts: list[str]) -> str:
-        children = parts[0] if self.has_sequence else tuple_of(parts)
-        return writer.assign(f"{writer.constant(self.meta.treedef.unflatten)}({children})")
-
-    def write_guard(self, writer: GuardWriter, name: str) -> Sequence[str]:
-        writer.miss_if(f"type({name}) is not {writer.constant(self.node_type)}")
-        children, data = writer.unpack(f"{writer.constant(flatten_one_level)}({name})", 2)
-        writer.check(self.static.containers)
-        write_static_guard(writer, data, self.meta.data, of_node=True)
-        if self.has_sequence:
-            return [writer.assign(f"(*{children},)")]
-        return writer.unpack(children, len(self.children))
+    write_build = writers.build_foreign
+    write_guard = writers.guard_foreign
 
 
 class ForeignMeta:
@@ -367,6 +260,9 @@ class ModuleNode(Structure):
     """
 
     __slots__ = ("is_cacheable_module", "is_incomplete")
+
+    write_build = writers.build_module
+    write_guard = writers.guard_module
 
     def __init__(self, node_type: Any, meta: Any, *parts: Any):
         super().__init__(node_type, meta, *parts)
@@ -395,7 +291,7 @@ class ModuleNode(Structure):
         """
         take = self.generated.get("take")
         if take is None:
-            writer = GuardWriter(None, None, None, reads_fields=True)
+            writer = writers.GuardWriter(None, None, None, reads_fields=True)
             writer.write(self, "module")
             lines = [*writer.function("take(module)"), f"    return {tuple_of(writer.arrays)}"]
             origin = f"arrays of {self.node_type.__name__}"
@@ -407,75 +303,6 @@ class ModuleNode(Structure):
         set_cached(module, partition)
         return partition
 
-    def write_build(self, writer: RebuildWriter, parts: list[str]) -> str:
-        record = self.node_type._eqxlike_class
-        if self.is_incomplete:
-            unflatten, statics = writer.constant(record.codec.unflatten), writer.constant(self.meta)
-            return writer.assign(f"{unflatten}({statics}, {tuple_of(parts)})")
-        module = writer.assign(f"new({writer.constant(self.node_type)})")
-        layout = record.codec.layout
-        names = (*layout.dynamic_names, *layout.static_names)
-        values = (*parts, *map(writer.constant, self.meta))
-        if names:
-            writer.line(f"fields = stored_fields({module})")
-        for name, value in zip(names, values, strict=True):
-            writer.line(f"fields[{name!r}] = {value}")
-        if record.traits.complete is not None:
-            writer.line(f"{writer.constant(record.traits.complete)}(fields)")
-        return module
-
-    def write_guard(self, writer: GuardWriter, name: str) -> Sequence[str]:
-        if self.is_cacheable_module and not writer.reads_fields:
-            return self._guard_cached(writer, name)
-        if self.is_incomplete:
-            writer.compare_by_walk(self, name)
-            return []
-        return self._guard_fields(writer, name)
-
-    def _guard_cached(self, writer: GuardWriter, name: str) -> Sequence[str]:
-        cached = f"getattr({name}, '_eqxlike_cached', None)"
-        is_plain = self.node_type.__getattribute__ is object.__getattribute__
-        if not is_plain or hasattr(self.node_type, "__getattr__"):
-            cached = f"{writer.constant(get_cached)}({name})"
-        cached += f" or {writer.constant(self.cache)}({name})"
-        if self.is_exact:
-            partition = writer.assign(cached)
-            writer.miss_if(f"{partition}.structure is not {writer.constant(self)}")
-        else:
-            partition = writer.assign(
-                f"{cached} or flatten({name}) and {writer.constant(get_cached)}({name})"
-            )
-            found = writer.assign(f"{partition}.structure")
-            writer.miss_if(f"{found}.interned is not {writer.constant(self.interned)}")
-            if self.snapshot is not None:
-                writer.check(self.snapshot.containers)
-                same = f"{found}.snapshot is {writer.constant(self.snapshot)}"
-                writer.miss_if(f"not ({same} or {found}.snapshot.is_current())")
-        writer.take_all(f"{partition}.arrays", self.num_arrays)
-        return []
-
-    def _guard_fields(self, writer: GuardWriter, name: str) -> Sequence[str]:
-        """Writes the guard of a Module that caches no partition, for example because of a list."""
-        layout = self.node_type._eqxlike_class.codec.layout
-        writer.miss_if(f"type({name}) is not {writer.constant(self.node_type)}")
-        # The guard reads the fields from the `__dict__`, as flattening does, and so bypasses a
-        # user's properties and `__getattribute__`. If a field is missing, the guard raises an
-        # error, and `flatten` handles the Module.
-        fields = writer.assign(f"{writer.constant(stored_fields)}({name})")
-        if carries_metadata(self.node_type):
-            writer.miss_if(f"{METADATA_KEY!r} in {fields}")
-        if not writer.reads_fields:
-            writer.check(self.static.containers)
-        for field, value in zip(layout.static_names, self.meta, strict=True):
-            stored = writer.assign(f"{fields}[{field!r}]")
-            if writer.reads_fields and StaticKey(value, of_node=True).containers:
-                # Equal containers are not enough: the snapshot of the cached partition is valid
-                # only for the same container objects.
-                writer.miss_if(f"{stored} is not {writer.constant(value)}")
-            else:
-                write_static_guard(writer, stored, value, of_node=True)
-        return [writer.assign(f"{fields}[{field!r}]") for field in layout.dynamic_names]
-
 
 class Row(Structure):
     """Stands for all children of a node with many leaves, so that a leaf needs no Structure.
@@ -486,50 +313,12 @@ class Row(Structure):
     __slots__ = ()
 
     is_row = True
+    write_build = writers.build_row
+    write_guard = writers.guard_row
 
     def __init__(self, node_type: type, meta: "RowLeaves", *parts: Any):
         super().__init__(node_type, meta, *parts)
         self.num_arrays = len(meta.array_places)
-
-    def write_build(self, writer: RebuildWriter, parts: list[str]) -> str:
-        meta = self.meta
-        if not meta.array_places:
-            return writer.constant(meta.leaves)
-        arrays = writer.arrays(self.num_arrays)
-        if not meta.static_places:
-            return arrays
-
-        # This function does not refer to `self`: it would keep `self` alive, which holds the
-        # function.
-        def merge(arrays: Sequence[Any]) -> list[Any]:
-            leaves = [*meta.leaves]
-            for place, array in zip(meta.array_places, arrays, strict=True):
-                leaves[place] = array
-            return leaves
-
-        return writer.assign(f"{writer.constant(merge)}({arrays})")
-
-    def write_guard(self, writer: GuardWriter, name: str) -> Sequence[str]:
-        meta = self.meta
-        writer.miss_if(f"len({name}) != {len(meta.leaves)}")
-        arrays = name
-        if meta.static_places:
-            statics = writer.assign(f"{writer.constant(_getter(meta.static_places))}({name})")
-            key = writer.constant(self.static.key)
-            writer.miss_if(f"{writer.constant(plain_key)}({statics}) != {key}[-1]")
-            if meta.array_places:
-                arrays = writer.assign(f"{writer.constant(_getter(meta.array_places))}({name})")
-        if meta.array_places:
-            known = writer.constant(concrete_array_types)
-            writer.miss_if(f"not {known}.issuperset(map(type, {arrays}))")
-            writer.take_all(arrays, self.num_arrays)
-        return ()
-
-
-def _getter(places: tuple[int, ...]) -> Callable[[Any], tuple[Any, ...]]:
-    if len(places) == 1:
-        return lambda leaves: (leaves[places[0]],)
-    return operator.itemgetter(*places)
 
 
 class RowLeaves(NamedTuple):

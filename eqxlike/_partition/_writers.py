@@ -2,22 +2,34 @@
 
 The first function builds a tree with this Structure from its arrays. The second function checks if
 a tree has this Structure, and takes its arrays. For each of the two functions, a class walks over
-the Structure and writes the lines. To write the lines for one node, the class calls a method of the
-node: `Structure.write_build` or `Structure.write_guard`.
+the Structure and writes the lines. To write the lines for one node, the class calls a function for
+the type of the node. These functions follow the class in this file; `_structure` assigns them to
+the types of node.
 """
 
 import contextlib
+import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+import jax
+import numpy as np
+from jax.tree_util import default_registry
+
 from .._module import (
+    METADATA_KEY,
     CachedPartition,
     LazyPartition,
+    carries_metadata,
+    get_cached,
     set_cached,
     stored_fields,
 )
-from .._traceback import compile_function
-from ._static_key import Container, snapshot_of
+from .._traceback import compile_function, tuple_of
+from ._static_key import Container, StaticKey, plain_key, snapshot_of, write_static_guard
+
+concrete_array_types: set[type] = {np.ndarray, jax.Ref}
+"""Instances of these types are arrays and not tracers. A type is added when it is first seen."""
 
 
 class SourceWriter:
@@ -142,6 +154,86 @@ class RebuildWriter(SourceWriter):
         """The expression for a tuple of the next `count` arrays, in tree order."""
         self.num_arrays += count
         return f"arrays[{self.num_arrays - count}:{self.num_arrays}]"
+
+
+# For each type of node, a function that writes the lines that build the node, and returns the
+# expression for the node. `parts` has an expression for each child, or a single expression for the
+# sequence of all children.
+
+
+def build_array(node: Any, writer: RebuildWriter, parts: list[str]) -> str:
+    writer.num_arrays += 1
+    return f"arrays[{writer.num_arrays - 1}]"
+
+
+def build_static_leaf(node: Any, writer: RebuildWriter, parts: list[str]) -> str:
+    return writer.constant(node.meta)
+
+
+def build_tuple(node: Any, writer: RebuildWriter, parts: list[str]) -> str:
+    return writer.assign(f"tuple({parts[0]})" if node.has_sequence else tuple_of(parts))
+
+
+def build_list(node: Any, writer: RebuildWriter, parts: list[str]) -> str:
+    return writer.assign(f"[*{parts[0]}]" if node.has_sequence else f"[{', '.join(parts)}]")
+
+
+def build_named_tuple(node: Any, writer: RebuildWriter, parts: list[str]) -> str:
+    cls, name = node.node_type, writer.constant(node.node_type)
+    generated = {f"namedtuple_{base.__name__}" for base in cls.__mro__}
+    if getattr(cls.__new__, "__module__", "") in generated and cls.__init__ is object.__init__:
+        # No code of the user runs when JAX calls the class.
+        return writer.assign(f"new_tuple({name}, {tuple_of(parts)})")
+    return writer.assign(f"{name}({', '.join(parts)})")
+
+
+def build_dict(node: Any, writer: RebuildWriter, parts: list[str]) -> str:
+    keys = node.meta.keys
+    if node.has_sequence:
+        return writer.assign(f"dict(zip({writer.constant(keys)}, {parts[0]}))")
+    items = (f"{writer.constant(key)}: {part}" for key, part in zip(keys, parts, strict=True))
+    return writer.assign(f"{{{', '.join(items)}}}")
+
+
+def build_module(node: Any, writer: RebuildWriter, parts: list[str]) -> str:
+    record = node.node_type._eqxlike_class
+    if node.is_incomplete:
+        unflatten, statics = writer.constant(record.codec.unflatten), writer.constant(node.meta)
+        return writer.assign(f"{unflatten}({statics}, {tuple_of(parts)})")
+    module = writer.assign(f"new({writer.constant(node.node_type)})")
+    layout = record.codec.layout
+    names = (*layout.dynamic_names, *layout.static_names)
+    values = (*parts, *map(writer.constant, node.meta))
+    if names:
+        writer.line(f"fields = stored_fields({module})")
+    for name, value in zip(names, values, strict=True):
+        writer.line(f"fields[{name!r}] = {value}")
+    if record.traits.complete is not None:
+        writer.line(f"{writer.constant(record.traits.complete)}(fields)")
+    return module
+
+
+def build_foreign(node: Any, writer: RebuildWriter, parts: list[str]) -> str:
+    children = parts[0] if node.has_sequence else tuple_of(parts)
+    return writer.assign(f"{writer.constant(node.meta.treedef.unflatten)}({children})")
+
+
+def build_row(node: Any, writer: RebuildWriter, parts: list[str]) -> str:
+    meta = node.meta
+    if not meta.array_places:
+        return writer.constant(meta.leaves)
+    arrays = writer.arrays(node.num_arrays)
+    if not meta.static_places:
+        return arrays
+
+    # This function does not refer to `node`: it would keep `node` alive, which holds the function.
+    def merge(arrays: Sequence[Any]) -> list[Any]:
+        leaves = [*meta.leaves]
+        for place, array in zip(meta.array_places, arrays, strict=True):
+            leaves[place] = array
+        return leaves
+
+    return writer.assign(f"{writer.constant(merge)}({arrays})")
 
 
 # --- Checking in a warm call if a tree has a Structure ---
@@ -272,3 +364,158 @@ class GuardWriter(SourceWriter):
         names = [self.name("x") for _ in range(count)]
         self.line(f"[{', '.join(names)}] = {source}")
         return names
+
+
+# For each type of node, a function that writes the lines that check if the variable `name` holds
+# such a node. The lines do not check the children. The function returns the name of a variable for
+# each child, or a single name for the sequence of all children.
+
+
+def guard_array(node: Any, writer: GuardWriter, name: str) -> Sequence[str]:
+    example, known = writer.take(name), writer.constant(concrete_array_types)
+    unknown = f"type({name}) not in {known}"
+    if example is not None:
+        unknown = f"type({name}) is not {writer.constant(type(example))} and {unknown}"
+    writer.miss_if(unknown)
+    return ()
+
+
+def guard_static_leaf(node: Any, writer: GuardWriter, name: str) -> Sequence[str]:
+    write_static_guard(writer, name, node.meta, of_node=False)
+    return ()
+
+
+def guard_sequence(node: Any, writer: GuardWriter, name: str) -> Sequence[str]:
+    """Writes the guard of a plain tuple or list."""
+    writer.miss_if(f"type({name}) is not {writer.constant(node.node_type)}")
+    if node.has_sequence:
+        return [name]
+    return writer.unpack(name, len(node.children))
+
+
+as_tuple = tuple.__getitem__
+"""Called with a slice, returns the elements that JAX sees, even if a class overrides `__iter__`."""
+
+
+def guard_named_tuple(node: Any, writer: GuardWriter, name: str) -> Sequence[str]:
+    writer.miss_if(f"type({name}) is not {writer.constant(node.node_type)}")
+    if node.node_type.__iter__ is not tuple.__iter__:
+        name = f"{writer.constant(as_tuple)}({name}, {writer.constant(slice(None))})"
+    return writer.unpack(name, len(node.children))
+
+
+def guard_dict(node: Any, writer: GuardWriter, name: str) -> Sequence[str]:
+    writer.miss_if(f"type({name}) is not dict")
+    keys = node.meta.keys
+    if all(type(key) is str for key in keys):
+        # The names of the keys need no check: the lines below raise an error if a key is missing.
+        differ = f"{{*map(type, {name})}} != {writer.constant({str})}"
+    else:
+        key = writer.constant(node.static.key)
+        differ = f"not {writer.constant(_have_key)}({name}, {key})"
+    if node.has_sequence:
+        writer.miss_if(f"len({name}) != {len(keys)} or {differ}")
+        return [writer.assign(f"{writer.constant(operator.itemgetter(*keys))}({name})")]
+    found = writer.unpack(name, len(keys))
+    if keys:
+        # The guard compares the keys by identity first: usually they are the same objects as in the
+        # first dict, in the same order.
+        pairs = zip(found, map(writer.constant, node.meta.as_inserted), strict=True)
+        writer.miss_if(f"({' or '.join(f'{x} is not {c}' for x, c in pairs)}) and {differ}")
+    return [writer.assign(f"{name}[{writer.constant(key)}]") for key in keys]
+
+
+def _have_key(value: dict[Any, Any], key: Any) -> bool:
+    """Whether the sorted keys of a dict have this `StaticKey.key`, which also compares types."""
+    return StaticKey(tuple(sorted(value))).key == key
+
+
+def guard_module(node: Any, writer: GuardWriter, name: str) -> Sequence[str]:
+    if node.is_cacheable_module and not writer.reads_fields:
+        return _guard_cached(node, writer, name)
+    if node.is_incomplete:
+        writer.compare_by_walk(node, name)
+        return []
+    return _guard_fields(node, writer, name)
+
+
+def _guard_cached(node: Any, writer: GuardWriter, name: str) -> Sequence[str]:
+    cached = f"getattr({name}, '_eqxlike_cached', None)"
+    is_plain = node.node_type.__getattribute__ is object.__getattribute__
+    if not is_plain or hasattr(node.node_type, "__getattr__"):
+        cached = f"{writer.constant(get_cached)}({name})"
+    cached += f" or {writer.constant(node.cache)}({name})"
+    if node.is_exact:
+        partition = writer.assign(cached)
+        writer.miss_if(f"{partition}.structure is not {writer.constant(node)}")
+    else:
+        partition = writer.assign(
+            f"{cached} or flatten({name}) and {writer.constant(get_cached)}({name})"
+        )
+        found = writer.assign(f"{partition}.structure")
+        writer.miss_if(f"{found}.interned is not {writer.constant(node.interned)}")
+        if node.snapshot is not None:
+            writer.check(node.snapshot.containers)
+            same = f"{found}.snapshot is {writer.constant(node.snapshot)}"
+            writer.miss_if(f"not ({same} or {found}.snapshot.is_current())")
+    writer.take_all(f"{partition}.arrays", node.num_arrays)
+    return []
+
+
+def _guard_fields(node: Any, writer: GuardWriter, name: str) -> Sequence[str]:
+    """Writes the guard of a Module that caches no partition, for example because of a list."""
+    layout = node.node_type._eqxlike_class.codec.layout
+    writer.miss_if(f"type({name}) is not {writer.constant(node.node_type)}")
+    # The guard reads the fields from the `__dict__`, as flattening does, and so bypasses a user's
+    # properties and `__getattribute__`. If a field is missing, the guard raises an error, and
+    # `flatten` handles the Module.
+    fields = writer.assign(f"{writer.constant(stored_fields)}({name})")
+    if carries_metadata(node.node_type):
+        writer.miss_if(f"{METADATA_KEY!r} in {fields}")
+    if not writer.reads_fields:
+        writer.check(node.static.containers)
+    for field, value in zip(layout.static_names, node.meta, strict=True):
+        stored = writer.assign(f"{fields}[{field!r}]")
+        if writer.reads_fields and StaticKey(value, of_node=True).containers:
+            # Equal containers are not enough: the snapshot of the cached partition is valid only
+            # for the same container objects.
+            writer.miss_if(f"{stored} is not {writer.constant(value)}")
+        else:
+            write_static_guard(writer, stored, value, of_node=True)
+    return [writer.assign(f"{fields}[{field!r}]") for field in layout.dynamic_names]
+
+
+flatten_one_level = default_registry.flatten_one_level
+
+
+def guard_foreign(node: Any, writer: GuardWriter, name: str) -> Sequence[str]:
+    writer.miss_if(f"type({name}) is not {writer.constant(node.node_type)}")
+    children, data = writer.unpack(f"{writer.constant(flatten_one_level)}({name})", 2)
+    writer.check(node.static.containers)
+    write_static_guard(writer, data, node.meta.data, of_node=True)
+    if node.has_sequence:
+        return [writer.assign(f"(*{children},)")]
+    return writer.unpack(children, len(node.children))
+
+
+def guard_row(node: Any, writer: GuardWriter, name: str) -> Sequence[str]:
+    meta = node.meta
+    writer.miss_if(f"len({name}) != {len(meta.leaves)}")
+    arrays = name
+    if meta.static_places:
+        statics = writer.assign(f"{writer.constant(_getter(meta.static_places))}({name})")
+        key = writer.constant(node.static.key)
+        writer.miss_if(f"{writer.constant(plain_key)}({statics}) != {key}[-1]")
+        if meta.array_places:
+            arrays = writer.assign(f"{writer.constant(_getter(meta.array_places))}({name})")
+    if meta.array_places:
+        known = writer.constant(concrete_array_types)
+        writer.miss_if(f"not {known}.issuperset(map(type, {arrays}))")
+        writer.take_all(arrays, node.num_arrays)
+    return ()
+
+
+def _getter(places: tuple[int, ...]) -> Callable[[Any], tuple[Any, ...]]:
+    if len(places) == 1:
+        return lambda leaves: (leaves[places[0]],)
+    return operator.itemgetter(*places)
