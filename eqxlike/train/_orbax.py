@@ -358,13 +358,25 @@ class Saving:
             time.sleep(0.002)
         with self._lock:
             if not self._is_over:
-                try:
-                    with _with_path_in_errors(self.path):
-                        self._manager.close()
-                except Exception as error:
-                    self._error = error
-                self._is_over = True
+                self._error, self._is_over = self._close(), True
         return self._error
+
+    def _close(self) -> Exception | None:
+        """Closes Orbax's manager and returns the first error.
+
+        If a part of a save fails, `close` raises an error while threads may still write the other
+        parts. Each further call waits for another part. In Python 3.11, a manager with an
+        unfinished thread can also deadlock when the garbage collector deletes it.
+        """
+        first = None
+        for _ in range(100):
+            try:
+                with _with_path_in_errors(self.path):
+                    self._manager.close()
+                break
+            except Exception as error:
+                first = first or error
+        return first
 
 
 _under_way: list[Saving] = []

@@ -33,6 +33,8 @@ def check(folder: pathlib.Path, size: int, state: Any, background: bool) -> None
             checkpoints.save(2, state, background=background).wait()
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         assert caught.value.errno == errno.EFBIG
+        # No thread writes after `wait`, even if the error came before the arrays were written.
+        assert "async_save" not in {thread.name for thread in threading.enumerate()}
         assert [path.name for path in checkpoints.paths()] == ["step_000000001"]
         restored = checkpoints.restore_newest({"w": np.full(4, 0)})
         assert restored is not None
