@@ -6,6 +6,7 @@ The order decides which array of a call a sharding belongs to, and which arrays 
 import contextlib
 import functools
 import inspect
+import threading
 import types
 import weakref
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
@@ -170,6 +171,9 @@ class _Attachment:
         return _Attachment, ()
 
 
+_attaching = threading.RLock()
+
+
 def attached(function: types.FunctionType, name: str, make: Callable[[], Any]) -> Any:
     """The value that is attached to `function` under `name`. The first call makes it with `make`.
 
@@ -177,10 +181,12 @@ def attached(function: types.FunctionType, name: str, make: Callable[[], Any]) -
     would keep both alive. A value in the `__dict__` of the function may refer to the function:
     Python collects this cycle.
     """
-    found = vars(function).get(name)
-    if found is None or found.owner is None or found.owner() is not function:
-        found = vars(function)[name] = _Attachment(function, make())
-    return found.value
+    # The lock ensures that several threads which ask for a new value get the same one.
+    with _attaching:
+        found = vars(function).get(name)
+        if found is None or found.owner is None or found.owner() is not function:
+            found = vars(function)[name] = _Attachment(function, make())
+        return found.value
 
 
 # --- The order of arguments ---

@@ -67,6 +67,9 @@ from ._traces import History, Observer
 _MAX_CACHED = 4096
 """A table has at most this many compiled functions. The oldest are dropped first."""
 
+_CACHED_WITHIN_S = 1.0
+"""JAX usually caches a trace within this many seconds after the user's function returns."""
+
 _MAX_RECENT = 16
 """At most this many fast paths are tried before the slow path. A function that is called with
 different static values in turn needs several fast paths.
@@ -312,7 +315,7 @@ class CompiledFunction:
     |---|---|---|---|---|
     | not traced | no | | no | traces, or waits for the thread that does |
     | a run traces | yes | `None` | no | waits for that trace |
-    | that run has traced | yes | known | no | runs |
+    | that run has traced | yes | known | no | waits a short time for that run, then runs |
     | traced | | known | yes | runs |
 
     The first trace is part of a run only if no check has been traced in this process. Then no
@@ -495,9 +498,16 @@ class CompiledFunction:
 
     def _needs_trace(self) -> bool:
         """Returns `True` if this thread must make the first trace, or wait for it."""
-        is_traced = self._is_done or (self._is_part_of_call and self._output is not None)
-        if self._jitted is not None and (is_traced or _tracing.depth > 0):
-            return False
+        if self._jitted is not None:
+            if self._is_done or _tracing.depth > 0:
+                return False
+            if self._is_part_of_call and self._output is not None:
+                # Another thread runs the user's function, or has just traced it, and JAX is about
+                # to cache the trace. Do not wait until a long run ends, because a host callback of
+                # the run may wait for this call.
+                if self._lock.acquire(timeout=_CACHED_WITHIN_S):
+                    self._lock.release()
+                return False
         return not jax.config.jax_disable_jit  # pyright: ignore
 
     def traced_jit(self, arrays: list[Any]) -> Any:

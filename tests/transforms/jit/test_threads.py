@@ -1,5 +1,6 @@
 """Calls from several threads: the first call traces once, and all results are correct."""
 
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -46,7 +47,17 @@ def test_simultaneous_first_calls_trace_once_for_each_static_value():
     assert counts == dict.fromkeys(range(4), 1)
 
 
-def test_simultaneous_first_calls_of_wrappers_and_methods_trace_once():
+@pytest.fixture
+def switches_threads_often():
+    """Finds races that otherwise occur once in 1,000 runs."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    yield
+    sys.setswitchinterval(interval)
+
+
+@pytest.mark.parametrize("trial", range(20))
+def test_simultaneous_first_calls_of_wrappers_and_methods_trace_once(trial, switches_threads_often):
     traces = []
 
     def function(x):
