@@ -43,6 +43,7 @@ from ._pytree import describe_node as describe_node
 from ._pytree import find_difference as find_difference
 from ._pytree import fingerprint as fingerprint
 from ._pytree import flag_frozen as flag_frozen
+from ._pytree import is_array_or_struct as is_array_or_struct
 from ._pytree import is_on_cpu as is_on_cpu
 from ._pytree import is_reference as is_reference
 from ._pytree import listed as listed
@@ -52,7 +53,6 @@ from ._pytree import paths_without_numbers as paths_without_numbers
 from ._pytree import same_shape_and_dtype as same_shape_and_dtype
 from ._transforms._checks import note_check as note_check
 from ._transforms._derivatives._linear_call import has_tangent as has_tangent
-from ._transforms._flat_call import is_array_or_struct as is_array_or_struct
 from ._transforms._jit._differences import TraceDifference as TraceDifference
 from ._transforms._jit._filter_jit import JitFunction as JitFunction
 from ._transforms._jit._measured import CallTimes as CallTimes

@@ -130,7 +130,7 @@ def flatten(
             if isinstance(node_type, ModuleMeta):
                 cached = _unless_changed(get_cached(value)) if caches else None
                 if not checks and cached is not None and cached is not Initialising:
-                    structure = cached.structure.interned
+                    structure = cached.structure.interned or cached.structure
                     # The interned Structure may hold equal objects, but an output keeps its own
                     # objects.
                     if structure.is_exact or not is_output:
@@ -260,7 +260,7 @@ def _unless_changed(cached: Any) -> Any:
     if cached is None or cached is Initialising:
         return cached
     if (snapshot := cached.structure.snapshot) is not None:
-        interned = cached.structure.interned.snapshot
+        interned = (cached.structure.interned or cached.structure).snapshot
         if not (snapshot.is_current() and (interned is snapshot or interned.is_current())):
             return None
     return cached
@@ -270,9 +270,10 @@ def _cache(candidates: list[_Candidate], arrays: list[Any], containers: list[Con
     for module, array_range, container_range, structure in candidates:
         dynamic = tuple(arrays[array_range])
         if concrete_array_types.issuperset(map(type, dynamic)):
-            snapshot = snapshot_of(containers[container_range])
+            inside = containers[container_range]
+            snapshot = snapshot_of(inside) if inside else None
             if structure.snapshot is not snapshot:
-                structure = _WithOwnContainers(structure.interned, snapshot)
+                structure = _WithOwnContainers(structure.interned or structure, snapshot)
             set_cached(module, CachedPartition(dynamic, structure))
 
 
@@ -481,9 +482,8 @@ def _check(
 
     `arrays` and `structure` are the current partition. Arrays are compared by identity.
     """
-    if structure is not cached.structure.interned or [*map(id, arrays)] != [
-        *map(id, cached.arrays)
-    ]:
+    is_same = structure is (cached.structure.interned or cached.structure)
+    if not is_same or [*map(id, arrays)] != [*map(id, cached.arrays)]:
         raise PartitionError(
             f"a {type(module).__name__} was changed after its partition was cached: {module!r}. "
             "A Module is frozen: do not change it through its `__dict__` or `object.__setattr__`. "

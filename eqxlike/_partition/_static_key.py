@@ -322,11 +322,11 @@ class Snapshot:
 _snapshots: weakref.WeakValueDictionary[Any, Snapshot] = weakref.WeakValueDictionary()
 
 
-def snapshot_of(containers: Iterable[Container]) -> Snapshot | None:
-    """The snapshot of these containers; `None` if there are no containers."""
+def snapshot_of(containers: Iterable[Container]) -> Snapshot:
+    """The snapshot of these containers."""
     unique = {(id(each[0]), type(each[1]), *map(id, each[2])): each for each in containers}
     # The snapshot keeps the objects alive, so that no other object gets their `id`.
-    return _snapshots.setdefault((*unique,), Snapshot([*unique.values()])) if unique else None
+    return _snapshots.setdefault((*unique,), Snapshot([*unique.values()]))
 
 
 class _Attributes:

@@ -37,8 +37,8 @@ class Structure:
     - `is_cacheable`: `True` if there is no list, dict or foreign node in the subtree, so that only
       the static containers in `snapshot` can change.
     - `snapshot`: the contents of the lists, dicts and other containers in static fields, or `None`.
-    - `interned`: the Structure with this key in the table. The interned Structure may hold other
-      static objects, which are equal.
+    - `interned`: for a Structure from `make_private`, the Structure with this key in the table,
+      which may hold other static objects that are equal. Otherwise `None`.
     - `is_exact`: `True` if two trees of this Structure with the same arrays are interchangeable in
       every respect, not only in the parts that their `==` compares.
     - `anchor`: a nested function or a lambda among the static values, or `None`. Such a function
@@ -52,13 +52,13 @@ class Structure:
 
     __slots__ = (
         "__weakref__",
-        "_interned",
         "anchor",
         "children",
         "generated",
         "has_row",
         "has_run",
         "has_sequence",
+        "interned",
         "is_cacheable",
         "is_exact",
         "meta",
@@ -105,8 +105,9 @@ class Structure:
         self.is_cacheable = is_fixed and all(child.is_cacheable for child in children)
         inside = (child.snapshot.containers for child in children if child.snapshot is not None)
         containers = (*itertools.chain(*inside), *static.containers)
-        self.snapshot: Snapshot | None = snapshot_of(containers) if self.is_cacheable else None
-        self._interned: Structure | None = None
+        has_snapshot = self.is_cacheable and containers
+        self.snapshot: Snapshot | None = snapshot_of(containers) if has_snapshot else None
+        self.interned: Structure | None = None
         self.is_exact = static.is_exact and all(child.is_exact for child in children)
         own = (
             each
@@ -125,10 +126,6 @@ class Structure:
         )
         self.has_sequence = self.has_row or self.has_run
         self.generated: dict[Hashable, Any] = {}
-
-    @property
-    def interned(self) -> "Structure":
-        return self._interned or self
 
     def is_current(self) -> bool:
         """Whether the static objects in this Structure are unchanged."""
@@ -375,7 +372,7 @@ def make_private(*parts: *Parts) -> Structure:
     if static.is_exact and all(child.is_exact for child in children):
         return intern(*parts)
     made = structure_type(node_type, make_meta(), static, children)
-    made._interned = intern(*parts[:-1], tuple(child.interned for child in children))
+    made.interned = intern(*parts[:-1], tuple(child.interned or child for child in children))
     return made
 
 

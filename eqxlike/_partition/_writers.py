@@ -314,7 +314,7 @@ class GuardWriter(SourceWriter):
         """Writes a guard that calls `flatten` for the value of `name` in each call."""
         dynamic, found = self.name("dynamic"), self.name("structure")
         self.line(f"{dynamic}, {found} = flatten({name})")
-        self.miss_if(f"{found} is not {self.constant(structure.interned)}")
+        self.miss_if(f"{found} is not {self.constant(structure.interned or structure)}")
         self.take_all(dynamic, structure.num_arrays)
 
     def take(self, name: str) -> Any:
@@ -335,9 +335,9 @@ class GuardWriter(SourceWriter):
     def function(self, signature: str) -> list[str]:
         """The first lines of a function with this signature: its header and the guards."""
         lines = self.lines
-        if (snapshot := snapshot_of(self._containers)) is not None:
+        if self._containers:
             # One call checks all containers, since a call costs more than comparing ten objects.
-            is_current = self.constant(snapshot.is_current)
+            is_current = self.constant(snapshot_of(self._containers).is_current)
             lines = [f"if not {is_current}(): return MISS", *lines]
         return [
             f"def {signature}:",
@@ -453,7 +453,8 @@ def _guard_cached(node: Any, writer: GuardWriter, name: str) -> Sequence[str]:
             f"{cached} or flatten({name}) and {writer.constant(get_cached)}({name})"
         )
         found = writer.assign(f"{partition}.structure")
-        writer.miss_if(f"{found}.interned is not {writer.constant(node.interned)}")
+        interned = writer.constant(node.interned or node)
+        writer.miss_if(f"({found}.interned or {found}) is not {interned}")
         if node.snapshot is not None:
             writer.check(node.snapshot.containers)
             same = f"{found}.snapshot is {writer.constant(node.snapshot)}"

@@ -14,9 +14,11 @@ from ._predicates import Frozen as Frozen
 from ._predicates import Which as Which
 from ._predicates import deleted_paths as deleted_paths
 from ._predicates import flag_frozen as flag_frozen
+from ._predicates import flag_leaves as flag_leaves
 from ._predicates import frozen_mask as frozen_mask
 from ._predicates import is_array as is_array
 from ._predicates import is_array_like as is_array_like
+from ._predicates import is_array_or_struct as is_array_or_struct
 from ._predicates import is_array_or_traced_reference as is_array_or_traced_reference
 from ._predicates import is_frozen as is_frozen
 from ._predicates import is_inexact_array as is_inexact_array
@@ -42,7 +44,6 @@ from ._updates import MISSING as MISSING
 from ._updates import apply_updates as apply_updates
 from ._updates import combine as combine
 from ._updates import filter as filter
-from ._updates import flag_leaves as flag_leaves
 from ._updates import is_placeholder as is_placeholder
 from ._updates import partition as partition
 from ._updates import tree_at as tree_at

@@ -27,6 +27,15 @@ def is_array(element: Any) -> bool:
     return isinstance(element, ARRAY_TYPES)
 
 
+def is_array_or_struct(leaf: Any) -> bool:
+    """Whether `leaf` is an array (see `is_array`) or a `jax.ShapeDtypeStruct`.
+
+    >>> is_array_or_struct(jax.ShapeDtypeStruct((2,), "float32")), is_array_or_struct(1.0)
+    (True, False)
+    """
+    return is_array(leaf) or isinstance(leaf, jax.ShapeDtypeStruct)
+
+
 def is_on_cpu(array: Any) -> bool:
     """Returns `True` if NumPy can read the array without a copy.
 
@@ -125,6 +134,65 @@ def frozen_mask(tree: PyTree) -> PyTree[bool] | None:
     """A tree like `tree`, with `True` for each frozen leaf; `None` if no leaf is frozen."""
     flags = flag_frozen(tree)
     return jtu.tree_structure(tree).unflatten(flags) if any(flags) else None
+
+
+def flag_leaves(
+    tree: PyTree,
+    leaves: list[Any],
+    predicate: Callable[[Any], Any],
+    is_leaf: Callable[[Any], bool] | None = None,
+) -> list[bool]:
+    """The result of `predicate` for each of the `leaves` of `tree`.
+
+    `filter` documents the rule for frozen arrays.
+    """
+    return flag_each(leaves, flag_frozen(tree, is_leaf), predicate)
+
+
+def flag_each(leaves: list[Any], frozen: list[Any], predicate: Callable[[Any], Any]) -> list[bool]:
+    """The result of `predicate` for each of the `leaves`.
+
+    `frozen` has a flag for each leaf. A frozen floating-point array is selected only if `predicate`
+    also accepts an array of integers in its place.
+    """
+    flags = [bool(predicate(leaf)) for leaf in leaves]
+    asked = [
+        place
+        for place, is_frozen in enumerate(frozen)
+        if is_frozen is True and flags[place] and is_inexact_array(leaves[place])
+    ]
+    if asked:
+        answers = _ask_of_integers(predicate, [leaves[place] for place in asked])
+        for place, answer in zip(asked, answers, strict=True):
+            flags[place] = answer
+    return flags
+
+
+def _ask_of_integers(predicate: Callable[[Any], Any], arrays: list[Any]) -> list[bool]:
+    """For each array, the result of `predicate` if an integer array replaces the array."""
+    answers: list[bool] = []
+
+    def ask(*traced: Any) -> tuple[()]:
+        for array, integers in zip(arrays, traced, strict=True):
+            if not isinstance(array, jax.Array):
+                # Broadcasting a number makes an array of any shape without using memory.
+                integers = np.broadcast_to(np.int32(0), array.shape)
+                integers = integers if isinstance(array, np.ndarray) else integers[()]
+            answers.append(bool(predicate(integers)))
+        return ()
+
+    # `eval_shape` passes tracers, which count as JAX arrays, and computes nothing.
+    structs = [jax.ShapeDtypeStruct(array.shape, np.int32) for array in arrays]
+    try:
+        jax.eval_shape(ask, *structs)
+    except Exception as error:
+        error.add_note(
+            "`filter_spec` was called with an array of integers instead of a frozen array, to find "
+            "out whether `filter_spec` selects only trained arrays. It may use the type, shape and "
+            "dtype of an array, but not its values."
+        )
+        raise
+    return answers
 
 
 # --- Mutable arrays, `jax.Ref`: filters do not treat them as arrays, but they are traced ---

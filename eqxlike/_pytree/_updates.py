@@ -5,13 +5,12 @@ import types
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-import jax
 import jax.tree_util as jtu
 import numpy as np
 from jaxtyping import PyTree
 
 from ._difference import map_prefix, walk
-from ._predicates import flag_frozen, frozen_mask, is_inexact_array, past_marks
+from ._predicates import flag_each, frozen_mask, past_marks
 from ._text import tree_pformat
 
 Tree = TypeVar("Tree", bound=Any)
@@ -19,65 +18,6 @@ FilterSpec = bool | Callable[[Any], bool]
 
 _OF_ARRAYS = {"jax", "jaxlib", "numpy", "jaxtyping", __name__.partition(".")[0]}
 """Packages whose classes are dtypes, arrays or layers, and so cannot be predicates."""
-
-
-def flag_leaves(
-    tree: PyTree,
-    leaves: list[Any],
-    predicate: Callable[[Any], Any],
-    is_leaf: Callable[[Any], bool] | None = None,
-) -> list[bool]:
-    """The result of `predicate` for each of the `leaves` of `tree`.
-
-    `filter` documents the rule for frozen arrays.
-    """
-    return _flag(leaves, flag_frozen(tree, is_leaf), predicate)
-
-
-def _flag(leaves: list[Any], frozen: list[Any], predicate: Callable[[Any], Any]) -> list[bool]:
-    """The result of `predicate` for each of the `leaves`.
-
-    `frozen` has a flag for each leaf. A frozen floating-point array is selected only if `predicate`
-    also accepts an array of integers in its place.
-    """
-    flags = [bool(predicate(leaf)) for leaf in leaves]
-    asked = [
-        place
-        for place, is_frozen in enumerate(frozen)
-        if is_frozen is True and flags[place] and is_inexact_array(leaves[place])
-    ]
-    if asked:
-        answers = _ask_of_integers(predicate, [leaves[place] for place in asked])
-        for place, answer in zip(asked, answers, strict=True):
-            flags[place] = answer
-    return flags
-
-
-def _ask_of_integers(predicate: Callable[[Any], Any], arrays: list[Any]) -> list[bool]:
-    """For each array, the result of `predicate` if an integer array replaces the array."""
-    answers: list[bool] = []
-
-    def ask(*traced: Any) -> tuple[()]:
-        for array, integers in zip(arrays, traced, strict=True):
-            if not isinstance(array, jax.Array):
-                # Broadcasting a number makes an array of any shape without using memory.
-                integers = np.broadcast_to(np.int32(0), array.shape)
-                integers = integers if isinstance(array, np.ndarray) else integers[()]
-            answers.append(bool(predicate(integers)))
-        return ()
-
-    # `eval_shape` passes tracers, which count as JAX arrays, and computes nothing.
-    structs = [jax.ShapeDtypeStruct(array.shape, np.int32) for array in arrays]
-    try:
-        jax.eval_shape(ask, *structs)
-    except Exception as error:
-        error.add_note(
-            "`filter_spec` was called with an array of integers instead of a frozen array, to find "
-            "out whether `filter_spec` selects only trained arrays. It may use the type, shape and "
-            "dtype of an array, but not its values."
-        )
-        raise
-    return answers
 
 
 def _mask(
@@ -94,7 +34,7 @@ def _mask(
         if callable(spec) and (not is_dtype_or_array or spec is np.bool_):
             leaves, treedef = jtu.tree_flatten(subtree, is_leaf=is_leaf)
             are_frozen = [] if frozen is None else treedef.flatten_up_to(frozen)
-            return treedef.unflatten(_flag(leaves, are_frozen, spec))
+            return treedef.unflatten(flag_each(leaves, are_frozen, spec))
         path = next(path for path, leaf in jtu.tree_leaves_with_path(filter_spec) if leaf is spec)
         on_classes = (
             " A class or dtype is not a predicate: write `lambda leaf: isinstance(leaf, ...)`, or "

@@ -18,7 +18,14 @@ from .._compat import Tracer
 from .._dtypes import without_key_dtype
 from .._module import field
 from .._partition import UNTRACED, Rest, split
-from .._pytree import MISSING, is_array, is_reference, is_traced_reference, tree_pformat
+from .._pytree import (
+    MISSING,
+    is_array,
+    is_array_or_struct,
+    is_reference,
+    is_traced_reference,
+    tree_pformat,
+)
 from ._signatures import Output, Params, TransformedFunction, check_callable, optional_function
 
 Tree = TypeVar("Tree")
@@ -417,15 +424,6 @@ class FlatCall:
     def output(self, arrays: Iterable[Any]) -> Any:
         """The output of the function, with `arrays` as its arrays."""
         return self.rest.merge(arrays)
-
-
-def is_array_or_struct(leaf: Any) -> bool:
-    """Whether `leaf` is an array (see `is_array`) or a `jax.ShapeDtypeStruct`.
-
-    >>> is_array_or_struct(jax.ShapeDtypeStruct((2,), "float32")), is_array_or_struct(1.0)
-    (True, False)
-    """
-    return is_array(leaf) or isinstance(leaf, jax.ShapeDtypeStruct)
 
 
 def path_of(place: int, treedef: Any) -> str:

@@ -19,8 +19,7 @@ from jax.sharding import NamedSharding
 from jaxtyping import PyTree
 
 from .._module import AbstractVar, Module, field, stored_fields
-from .._pytree import children_with_keys
-from ._flat_call import is_array_or_struct
+from .._pytree import children_with_keys, is_array_or_struct
 
 
 class Gathering(NamedTuple):

@@ -18,8 +18,15 @@ from jaxtyping import PRNGKeyArray
 from .._check_numbers import hint_to_call, integer
 from .._dtypes import is_key
 from .._module import BoundMethod, Module
-from .._pytree import combine, describe_node, is_array, is_array_like, is_placeholder, partition
-from .._transforms._flat_call import is_array_or_struct
+from .._pytree import (
+    combine,
+    describe_node,
+    is_array,
+    is_array_like,
+    is_array_or_struct,
+    is_placeholder,
+    partition,
+)
 from .._transforms._signatures import hint_of_forward
 
 Shape = tuple[int | str | None, ...]

@@ -11,8 +11,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from .._module import Module, field, freeze_where
-from .._pytree import flag_frozen, is_array, is_frozen, tree_at, tree_pformat
-from .._transforms._flat_call import is_array_or_struct
+from .._pytree import flag_frozen, is_array, is_array_or_struct, is_frozen, tree_at, tree_pformat
 from ._inputs import Rows, check_instance
 from ._scan_stack import ScanStack
 from ._stateful import StatefulLayer, is_stateful

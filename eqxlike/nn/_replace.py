@@ -12,8 +12,7 @@ import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
 from .._module import Module
-from .._pytree import is_inexact_array, listed, path_matches, tree_at, walk
-from .._transforms._flat_call import is_array_or_struct
+from .._pytree import is_array_or_struct, is_inexact_array, listed, path_matches, tree_at, walk
 from ._bayesian import BayesianConv, BayesianLayer, BayesianLinear, Estimator, linear_or_conv
 from ._conv import Conv, ConvTranspose
 from ._inputs import check_instance

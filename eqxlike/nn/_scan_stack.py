@@ -22,12 +22,12 @@ from .._pytree import (
     combine,
     find_difference,
     is_array,
+    is_array_or_struct,
     is_reference,
     partition,
     same_shape_and_dtype,
 )
 from .._transforms import filter_checkpoint, filter_make_jaxpr, filter_vmap
-from .._transforms._flat_call import is_array_or_struct
 from .._transforms._stacked import Stacked, keep_all_but_gathered
 from ._inputs import as_data, as_layers, describe, key_for, layer_at, missing_state, stack_layers
 from ._parameters import place_of, split_key

@@ -17,10 +17,9 @@ from jaxtyping import PyTree
 
 from .._flops import cost_of
 from .._module import Module, observe_calls
-from .._pytree import flag_leaves, is_array, is_inexact_array, tree_pformat
+from .._pytree import flag_leaves, is_array, is_array_or_struct, is_inexact_array, tree_pformat
 from .._tables import align, grouped, rich_table
 from .._transforms import filter_make_jaxpr
-from .._transforms._flat_call import is_array_or_struct
 from ._inputs import check_instance
 from ._stateful import State
 

@@ -171,11 +171,12 @@ def _describe_leaf(path: str, leaf: Any) -> str:
     is_refused = isinstance(leaf, Tracer | np.ma.MaskedArray) or is_reference(leaf)
     if not is_refused and not is_array_or_struct(leaf):
         return _stable_text(leaf) or "no array"
+    is_typed_key = is_key(leaf)
     # Arrays are written in native byte order.
-    dtype = leaf.dtype if is_key(leaf) else np.dtype(leaf.dtype).newbyteorder("=")
+    dtype = leaf.dtype if is_typed_key else np.dtype(leaf.dtype).newbyteorder("=")
     # `longdouble` ("g", "G") is rejected, because it differs between machines, and other libraries
     # do not support it.
-    is_numeric = is_key(leaf) or dtype.kind == "b" or jnp.issubdtype(dtype, jnp.number)
+    is_numeric = is_typed_key or dtype.kind == "b" or jnp.issubdtype(dtype, jnp.number)
     if is_refused or not is_numeric or getattr(dtype, "char", "") in ("g", "G"):
         raise TypeError(
             "A checkpoint can hold only arrays of numbers and bools, and must be written and read "

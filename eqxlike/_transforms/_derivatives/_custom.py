@@ -18,12 +18,13 @@ from ..._module import Module, bind, field
 from ..._partition import UNTRACED, Rest, split
 from ..._pytree import (
     is_array,
+    is_array_or_struct,
     is_array_or_traced_reference,
     is_inexact_array,
     is_inexact_array_like,
     tree_pformat,
 )
-from .._flat_call import is_array_or_struct, path_of, refuse_references
+from .._flat_call import path_of, refuse_references
 from .._signatures import Call, Function, Output, Params, check_callable, pair
 from ._linear_call import batch_first
 from ._products import check_structure, checked_tangents, match_leaves, tangents_of, varying_like

@@ -61,7 +61,7 @@ class _GradFunction(TransformedFunction):
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         transform = _name_of(self._returns_value)
         differentiated, others = differentiated_and_others(args, transform)
-        # `split` treats frozen arrays like integers: see `flag_leaves` in `_pytree/_updates.py`.
+        # `split` treats frozen arrays like integers: see `flag_leaves` in `_pytree/_predicates.py`.
         arrays, rest = split(differentiated, is_inexact_array)
         # JAX returns only arrays. The trace stores all other leaves of the output here.
         aux_rest: Rest = UNTRACED

@@ -16,8 +16,8 @@ import jax
 import jax.tree_util as jtu
 
 from ..._compat import PjitFunction, Tracer
+from ..._pytree import is_array_or_struct
 from ..._traceback import hide_our_frames
-from .._flat_call import is_array_or_struct
 from ._dispatch import CompiledFunction, Dispatcher
 from ._filter_jit import JitFunction, filter_jit, find_dispatcher
 
