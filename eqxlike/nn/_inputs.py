@@ -30,8 +30,8 @@ from .._pytree import (
 from .._transforms._signatures import hint_of_forward
 
 Shape = tuple[int | str | None, ...]
-"""The size of each axis. A string names an axis of any size, and `"..."` stands for any number of
-axes.
+"""The size of each axis, which may be a symbolic size of `jax.export`. A string names an axis of
+any size, and `"..."` stands for any number of axes.
 """
 
 
@@ -116,7 +116,7 @@ def _fits(shape: tuple[int, ...], expected: Shape) -> bool:
         at, num_any = expected.index("..."), len(shape) - len(expected) + 1
         expected = (*expected[:at], *(None,) * num_any, *expected[at + 1 :])
     return len(shape) == len(expected) and all(
-        not isinstance(wanted, int) or size == wanted
+        wanted is None or isinstance(wanted, str) or size == wanted
         for size, wanted in zip(shape, expected, strict=True)
     )
 

@@ -206,6 +206,10 @@ MISTAKES = {
     ValueError: {
         r"expected query of shape \(q_seq, 8\), got .*\(4, 7\)": call((4, 7), (5, 8), (5, 8)),
         r"expected value of shape \(5, 8\), got shape \(6, 8\)": call((4, 8), (5, 8), (6, 8)),
+        r"expected value of shape \(n, 8\), got shape \(5, 8\)": lambda attention: jax.eval_shape(
+            lambda key_: attention(jnp.ones((4, 8)), key_, jnp.ones((5, 8))),
+            jax.ShapeDtypeStruct(jax.export.symbolic_shape("n, 8"), float),
+        ),
         "at least one row of key_ and value, got": call((4, 8), (0, 8), (0, 8)),
         r"mask of shape \(4, 5\), .* got shape \(5, 4\)": call(mask=(5, 4)),
         r"\(2, 4, 5\) .* got shape \(3, 4, 5\)": call(mask=(3, 4, 5)),
