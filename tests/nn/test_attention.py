@@ -208,7 +208,7 @@ MISTAKES = {
         r"expected value of shape \(5, 8\), got shape \(6, 8\)": call((4, 8), (5, 8), (6, 8)),
         r"expected value of shape \(n, 8\), got shape \(5, 8\)": lambda attention: jax.eval_shape(
             lambda key_: attention(jnp.ones((4, 8)), key_, jnp.ones((5, 8))),
-            jax.ShapeDtypeStruct(jax.export.symbolic_shape("n, 8"), float),
+            jax.ShapeDtypeStruct(jax.export.symbolic_shape("n, 8"), jnp.float32),
         ),
         "at least one row of key_ and value, got": call((4, 8), (0, 8), (0, 8)),
         r"mask of shape \(4, 5\), .* got shape \(5, 4\)": call(mask=(5, 4)),
