@@ -181,7 +181,7 @@ def attached(function: types.FunctionType, name: str, make: Callable[[], Any]) -
     would keep both alive. A value in the `__dict__` of the function may refer to the function:
     Python collects this cycle.
     """
-    # The lock ensures that several threads which ask for a new value get the same one.
+    # With the lock, threads that ask for a new value at the same time get the same value.
     with _attaching:
         found = vars(function).get(name)
         if found is None or found.owner is None or found.owner() is not function:
