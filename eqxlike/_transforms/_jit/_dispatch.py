@@ -502,9 +502,9 @@ class CompiledFunction:
             if self._is_done or _tracing.depth > 0:
                 return False
             if self._is_part_of_call and self._output is not None:
-                # The first call has traced the user's function. Wait until JAX has cached the trace,
-                # but not until a long run ends, because a host callback of the run may wait for
-                # this call.
+                # The first call has traced the user's function. Wait until JAX has cached the
+                # trace, but not until a long run ends, because a host callback of the run may wait
+                # for this call.
                 if self._lock.acquire(timeout=_CACHED_WITHIN_S):
                     self._lock.release()
                 return False
