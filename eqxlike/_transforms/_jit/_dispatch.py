@@ -498,16 +498,9 @@ class CompiledFunction:
 
     def _needs_trace(self) -> bool:
         """Returns `True` if this thread must make the first trace, or wait for it."""
-        if self._jitted is not None:
-            if self._is_done or _tracing.depth > 0:
-                return False
-            if self._is_part_of_call and self._output is not None:
-                # The first call has traced the user's function. Wait until JAX has cached the
-                # trace, but not until a long run ends, because a host callback of the run may wait
-                # for this call.
-                if self._lock.acquire(timeout=_CACHED_WITHIN_S):
-                    self._lock.release()
-                return False
+        is_traced = self._is_done or (self._is_part_of_call and self._output is not None)
+        if self._jitted is not None and (is_traced or _tracing.depth > 0):
+            return False
         return not jax.config.jax_disable_jit  # pyright: ignore
 
     def traced_jit(self, arrays: list[Any]) -> Any:
@@ -521,6 +514,11 @@ class CompiledFunction:
             with self._lock:
                 if self._jitted is None or not self._is_done:
                     self._trace_first(arrays)
+        elif not self._is_done and _tracing.depth == 0:
+            # A first run has traced the user's function. Wait until JAX has cached the trace, but
+            # not until a long run ends, because a host callback of the run may wait for this call.
+            if self._lock.acquire(timeout=_CACHED_WITHIN_S):
+                self._lock.release()
         # With `jax.disable_jit`, there is no first trace, so `jitted` may be missing.
         return self._make_jitted() if self._jitted is None else self._jitted
 
